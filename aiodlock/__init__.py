@@ -1,22 +1,29 @@
 """Fair distributed locks for asyncio, on Redis, Valkey, PostgreSQL, etcd and ZooKeeper.
 
-A map of the package::
+A map of the package, from what users call to what stores do. `docs/internals/tour.md` has every file::
 
-    _client.py     Client: opens a backend, makes locks
-    _session.py    what runs while a client is entered: requests, the only task group
-    _request.py    a request's state, from its first message to its last
-    _hold.py       the part of it that leases need
-    _deadlines.py  when a lease is lost by time
-    _departure.py  how requests leave
-    _lock.py       Lock: name, mode, options; the one acquire loop; reentrancy
+    _client.py     Client: checks what users hand in, makes locks
+    _lock.py       Lock, ReadWriteLock, Semaphore: a name, a mode and options; holds nothing
     _lease.py      Lease: held, released, or lost with a reason; leaving a body
-    _election.py  Election: a lock whose holder leads, and says who it is
-    _multilock.py  several locks as one
-    _model.py      frozen values        _options.py  what users hand in, checked
-    _errors.py     the tree             _clock.py    the one clock of leases
+    _multilock.py  several locks as one       _election.py  a lock whose holder leads, and says who it is
+    _once.py       what is done once          _locked.py, _naming.py  names out of calls and templates
+    _acquire.py    how a request gets its turn: reentrancy, the one waiting loop
+    _short_way.py  the same on a lease that lingers, with few calls
+    _core.py       the inside of a client     _session.py   what runs while it is entered
+    _renewal.py    how a dead session is followed by another
+    _register.py   which requests there are   _departure.py how they leave
+    _linger.py     leases kept between bodies _forgotten.py leases that nobody references
+    _deadlocks.py  who waits for whom         _deadlines.py when a lease is lost by time
+    _request.py    a request's state, from its first message to its last; _hold.py: what leases need of it
+    _body.py, _bodies.py, _scope.py           which block ends, and how a loss cancels it
+    _hooks.py, _telling.py                    what hooks and the log hear
+    _options.py    what users hand in         _model.py     frozen values
+    _errors.py     the tree                   _clock.py     the one clock of leases
     backends/      base: the seam to every store; keeper: extends leases, where each request has one;
                    sources: which module reads a source;
-                   memory/: a state machine in plain Python; redis/: scripts, wire, wake-ups
+                   memory/: a state machine in plain Python; redis/: scripts, wire, wake-ups;
+                   postgres/, etcd/, zookeeper/
+    sync/, fastapi/, web/, cli/, otel.py, fencing.py, testing.py: the doors
 """
 
 from ._client import Client as Client

@@ -20,7 +20,12 @@ LossReason = Literal["expired", "broken", "taken_over", "gone", "max_hold", "clo
 
 
 class LockError(Exception):
-    """The base of every error of this library. ``name`` is the lock's name where one is concerned."""
+    """The base of every error of this library.
+
+    ``name`` is the lock's name where one is concerned, and the first one of a multilock.
+    """
+
+    name: str | None
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
         super().__init__(message)
@@ -38,11 +43,14 @@ def _rebuild(kind: type[LockError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 class AcquireTimeout(LockError, TimeoutError):
-    """The lock was not granted in time. The request has left the queue, or is leaving it."""
+    """The lock was not granted in time. The request has left the queue, or is leaving it.
+
+    With ``timeout=0``, too. What does not wait at all, ``acquire_nowait``, raises ``WouldBlock``.
+    """
 
 
 class WouldBlock(LockError):
-    """``acquire_nowait`` found the lock held or waited for."""
+    """``acquire_nowait`` found the lock held or waited for. No ``TimeoutError``: nothing was waited for."""
 
 
 class LockLost(LockError):
@@ -53,9 +61,11 @@ class LockLost(LockError):
     nothing of it), ``max_hold`` and ``closed`` (the client was left).
     """
 
+    reason: LossReason
+
     def __init__(self, message: str, *, name: str | None = None, reason: LossReason) -> None:
         super().__init__(message, name=name)
-        self.reason: LossReason = reason
+        self.reason = reason
 
     def copy(self) -> Self:
         """Make a fresh exception: raising one object in several tasks would mix their tracebacks."""
@@ -74,6 +84,8 @@ class DeadlockError(LockError, RuntimeError):
     Each waits for the next. The first one got this error.
     """
 
+    cycle: tuple[tuple[str, str, str, str], ...]
+
     def __init__(
         self,
         message: str,
@@ -82,7 +94,7 @@ class DeadlockError(LockError, RuntimeError):
         cycle: tuple[tuple[str, str, str, str], ...] = (),
     ) -> None:
         super().__init__(message, name=name)
-        self.cycle: tuple[tuple[str, str, str, str], ...] = cycle
+        self.cycle = cycle
 
 
 class ClientClosed(LockError, RuntimeError):

@@ -188,7 +188,9 @@ class Acquirable:
         )
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the name at this moment, in any mode.
+        """Return whether anybody holds the name at this moment, in any mode, or keeps it closed.
+
+        Waiters do not count. What this task holds does, and so does a lease that lingers.
 
         ```python
         if await client.lock("report").locked():

@@ -302,8 +302,11 @@ class MultiLeaseView(Mapping[str, _L]):
         return error
 
     def _not_held(self) -> NotHeld:
-        names = ", ".join(map(repr, self._leases))
-        return NotHeld(f"the leases on {names} were released before: a lease is released once")
+        names = list(self._leases)
+        return NotHeld(
+            f"the leases on {', '.join(map(repr, names))} were released before: a lease is released once",
+            name=names[0],
+        )
 
 
 class MultiLease(MultiLeaseView[Lease], Body):

@@ -44,6 +44,7 @@ class OnceRun:
 
     __slots__ = ("_fingerprint", "_result", "_session", "_unfit", "lease")
 
+    lease: Lease | None
     _session: Session
 
     def __init__(
@@ -52,7 +53,7 @@ class OnceRun:
         result: str | bytes | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        self.lease: Lease | None = lease
+        self.lease = lease
         self._result = result
         self._fingerprint = fingerprint
         self._unfit: TypeError | None = None

@@ -38,13 +38,12 @@ class LockOptions:
     linger: float = 0.0
 
     def __post_init__(self) -> None:
-        check_seconds("ttl", self.ttl, least=SHORTEST_TTL)
-        check_timeout(self.timeout)
-        check_seconds("lock_delay", self.lock_delay)
-        check_seconds("margin", self.margin)
-        check_seconds("hold_at_least", self.hold_at_least)
+        self._as_float("ttl", SHORTEST_TTL)
+        for seconds in ("lock_delay", "margin", "hold_at_least", "linger"):
+            self._as_float(seconds)
+        if self.timeout is not None:
+            self._as_float("timeout")
         check_note("note", self.note)
-        check_seconds("linger", self.linger)
         if self.linger and (self.hold_at_least or not self.auto_extend):
             other = "hold_at_least" if self.hold_at_least else "auto_extend=False"
             raise ValueError(
@@ -52,7 +51,7 @@ class LockOptions:
                 "at once when others want it"
             )
         if self.max_hold is not None:
-            check_seconds("max_hold", self.max_hold, least=SHORTEST_TTL)
+            self._as_float("max_hold", SHORTEST_TTL)
         check_flag("auto_extend", self.auto_extend)
         check_flag("confirm_release", self.confirm_release)
         if self.on_lost not in get_args(OnLost):
@@ -65,6 +64,9 @@ class LockOptions:
                 f"margin ({self.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl and max_hold "
                 f"({shortest} s): the lease would be lost before it can be extended"
             )
+
+    def _as_float(self, what: str, least: float = 0.0) -> None:
+        object.__setattr__(self, what, check_seconds(what, getattr(self, what), least=least))
 
 
 # Locks are described again and again, with the same few options: checking them takes six to ten times as

@@ -79,6 +79,10 @@ def read_source(source: object, options: StoreOptions) -> Opener:
     reader = _reader_of(source)
     if reader != _POSTGRES and (options.listen_source is not None or options.create):
         raise ValueError("listen_source and create are for PostgreSQL: leave them out")
+    if reader != _REDIS and options.configure_notifications:
+        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
+    if options.restart_delay is not None and not isinstance(source, list | tuple):
+        raise ValueError("restart_delay is for a quorum: give a list of sources")
     module, _, function = reader.partition(":")
     opener: Opener = getattr(import_module(module), function)(source, options)
     return opener

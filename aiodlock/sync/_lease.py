@@ -151,7 +151,7 @@ class Held:
         return NotHeld(
             f"the lease on {', '.join(map(repr, names))} was acquired by process {self._running.pid}, "
             "before a fork: it stays with that process; acquire the lock here",
-            name=names[0] if len(names) == 1 else None,
+            name=names[0],
         )
 
 

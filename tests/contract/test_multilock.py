@@ -448,8 +448,9 @@ async def test_release_frees_all_once(client: Client) -> None:
     await leases.release()
     assert await is_free(client, "a", "b")
     assert leases.lost is None
-    with pytest.raises(NotHeld):
+    with pytest.raises(NotHeld) as told:
         await leases.release()
+    assert told.value.name == "a", "the first of them"
     with pytest.raises(NotHeld):
         leases.ensure_held()
     with pytest.raises(NotHeld):

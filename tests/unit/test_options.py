@@ -334,3 +334,40 @@ def test_constructing_needs_no_event_loop_and_no_server() -> None:
     Client("redis://nowhere.invalid:1").lock("x")
     Client("memory://").lock("x")
     Client("unix:///nowhere/redis.sock").lock("x")
+
+
+_REDIS_ONE = ["redis://h", "redis+sentinel://h:1/s", "redis+cluster://h:1"]
+_QUORUM = ["redis://a", "redis://b", "redis://c"]
+_SOURCES: list[Any] = [
+    *_REDIS_ONE,
+    _QUORUM,
+    *("memory://", "memory://name", "postgresql://h/d", "etcd://h:1", "zookeeper://h:1"),
+]
+#: Options that some stores have no use for, and the sources that take them.
+_OF_SOME: dict[str, tuple[Any, list[Any]]] = {
+    "min_replicas": (1, _REDIS_ONE),
+    "configure_notifications": (True, [*_REDIS_ONE, _QUORUM]),
+    "restart_delay": (3.0, [_QUORUM]),
+    "listen_source": ("postgresql://h/d", ["postgresql://h/d"]),
+    "create": (True, ["postgresql://h/d"]),
+}
+
+
+@pytest.mark.parametrize("option", _OF_SOME)
+@pytest.mark.parametrize("source", _SOURCES, ids=str)
+def test_option_is_taken_by_the_sources_that_have_a_use_for_it(option: str, source: Any) -> None:
+    value, takes = _OF_SOME[option]
+    if source in takes:
+        Client(source, **{option: value})
+    else:
+        # Unsupported is one: of what is promised elsewhere, and cannot be had here.
+        with pytest.raises(ValueError, match=option):
+            Client(source, **{option: value})
+
+
+@pytest.mark.parametrize("ttl", [2, 2.0])
+def test_seconds_are_floats_however_they_were_given(ttl: float) -> None:
+    lock = Client("memory://").lock("name", ttl=ttl, max_hold=3, linger=1, timeout=1)
+    options = lock._options
+    given = (options.ttl, options.max_hold, options.linger, options.timeout, options.margin)
+    assert [type(seconds) for seconds in given] == [float] * 5

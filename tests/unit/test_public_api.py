@@ -16,7 +16,7 @@ LIST = Path(__file__).with_name("public_api.txt")
 #: By methods of others: how they are made is nobody's business.
 NOT_MADE_BY_USERS = (
     *("Election", "Lease", "Lock", "MultiLease", "MultiLock", "Once", "ReadWriteLock", "Semaphore"),
-    *("HolderInfo", "LockInfo", "RequestInfo", "WaiterInfo"),
+    *("HolderInfo", "LockInfo", "OnceRun", "RecordedInfo", "RequestInfo", "WaiterInfo"),
 )
 MODULES = (
     *("aiodlock", "aiodlock.fastapi", "aiodlock.fencing", "aiodlock.otel", "aiodlock.sync"),
@@ -57,6 +57,10 @@ def _of_class(name: str, cls: type) -> Iterator[str]:
         yield _call(name, cls)
     own = vars(cls).get("__dataclass_fields__", {})
     yield from (f"{name}.{field}: {about.type}" for field, about in own.items())
+    said = {} if own else inspect.get_annotations(cls)
+    yield from (
+        f"{name}.{field}: {_plain(what)}" for field, what in said.items() if field[0] != "_"
+    )
     members: dict[str, object] = {}
     for base in reversed([base for base in cls.__mro__ if base.__module__.startswith("aiodlock")]):
         members.update(vars(base))
@@ -98,6 +102,11 @@ def _signature(value: Callable[..., object]) -> str:
             return_annotation=_Bare(result) if isinstance(result, str) else result,
         )
     )
+
+
+def _plain(annotation: object) -> str:
+    """Return an annotation as it was written."""
+    return getattr(annotation, "__forward_arg__", None) or str(annotation)
 
 
 def _is_plain(value: object) -> bool:

@@ -52,10 +52,6 @@ def read_source(source: str, options: StoreOptions) -> EtcdOpener:
         raise Unsupported(
             "min_replicas is for Redis and Valkey: in etcd a majority of the members has each write"
         )
-    if options.restart_delay is not None:
-        raise ValueError("restart_delay is for a quorum: give a list of sources")
-    if options.configure_notifications:
-        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
     return EtcdOpener(source, options)
 
 

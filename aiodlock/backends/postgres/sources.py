@@ -55,10 +55,6 @@ def read_source(source: str, options: StoreOptions) -> PostgresOpener:
             "min_replicas is for Redis and Valkey: with PostgreSQL, synchronous_standby_names and "
             "synchronous_commit on the server decide how many standbys a commit waits for"
         )
-    if options.restart_delay is not None:
-        raise ValueError("restart_delay is for a quorum: give a list of sources")
-    if options.configure_notifications:
-        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
     return PostgresOpener(source, options)
 
 

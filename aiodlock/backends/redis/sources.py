@@ -60,8 +60,6 @@ def read_source(source: Any, options: StoreOptions) -> RedisOpener:
     )
     if isinstance(source, list | tuple):
         return _quorum(source, options, settings)
-    if options.restart_delay is not None:
-        raise ValueError("restart_delay is for a quorum: give a list of sources")
     can, patience = capabilities(options.min_replicas), options.unavailable_after
     found, described = _read(source)
     if isinstance(found, list):

@@ -36,10 +36,6 @@ def read_source(source: str, options: StoreOptions) -> ZooKeeperOpener:
         raise Unsupported(
             "min_replicas is for Redis and Valkey: in ZooKeeper a majority has every commit"
         )
-    if options.restart_delay is not None:
-        raise ValueError("restart_delay is for a quorum: give a list of sources")
-    if options.configure_notifications:
-        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
     if options.prefix in (".", ".."):
         raise ValueError(f"prefix {options.prefix!r} cannot be the name of a node of ZooKeeper's")
     return ZooKeeperOpener(source, options)
