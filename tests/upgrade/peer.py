@@ -90,6 +90,10 @@ class Peer:
         found = once.result
         return [once.first, type(found).__name__, found.decode() if raw else found]  # type: ignore[union-attr]
 
+    async def keeps_records(self) -> None:
+        """Raise if the store keeps none."""
+        self.client.once("name", keep=1)
+
     async def lead(self, label: str, name: str, value: str) -> None:
         async with self.client.election(name).lead(value):
             await self._gate(label).wait()

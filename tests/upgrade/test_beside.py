@@ -159,6 +159,7 @@ async def test_name_stays_closed_for_the_other_at_least_that_long(pair: Pair) ->
 @pytest.mark.parametrize("raw", [False, True], ids=["text", "bytes"])
 async def test_success_that_one_records_is_read_by_the_other(pair: Pair, raw: bool) -> None:
     first, second = pair
+    await first.keeps_records()
     kind = "bytes" if raw else "str"
     does = first.once(label="first", name=NAME, result="naïve ☂", raw=raw, keep=300)
     await until(lambda: held_by_once(second))
@@ -274,6 +275,7 @@ async def test_waiters_of_one_are_killed_and_the_others_behind_them_go_on(pair: 
 
 async def test_body_of_a_killed_one_is_done_again_by_the_other(pair: Pair) -> None:
     dies, stays = pair
+    await dies.keeps_records()
     dies.begin("once", label="dies", name=NAME, result="", raw=False, keep=300, ttl=TTL)
     await until(lambda: held_by_once(stays))
     again = stays.once(label="stays", name=NAME, result="done", raw=False, keep=300, ttl=TTL)
@@ -286,6 +288,7 @@ async def test_body_of_a_killed_one_is_done_again_by_the_other(pair: Pair) -> No
 # -- load ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(900)  # a busy machine is slow, and that is no matter here
 @pytest.mark.parametrize(
     "kills", [0, pytest.param(4, marks=pytest.mark.long)], ids=["alive", "killed"]
 )
@@ -313,17 +316,17 @@ async def test_both_under_load_never_overlap(
     async def until_worked(how_much: int) -> None:
         """Wait until the processes that run have written so many bytes more."""
         size = journal.stat().st_size
-        await until(lambda: journal.stat().st_size > size + how_much, within=STARTING)
+        await until(lambda: journal.stat().st_size > size + how_much, within=120.0)
 
     try:
         await start("wheel", "tree", "wheel", "tree")
-        await until_worked(20_000)
+        await until_worked(6_000)
         for _ in range(kills):
             release, peer = running.pop(0)
             peer.kill()
             killed[peer.pid] = time.monotonic()
             await start(release)
-            await until_worked(20_000)
+            await until_worked(6_000)
         for _, peer in running:
             await peer.finish()
         turns = [await works[peer] for _, peer in running]
