@@ -26,6 +26,14 @@ A map of the package, from what users call to what stores do. `docs/internals/to
     sync/, fastapi/, web/, cli/, otel.py, fencing.py, testing.py: the doors
 """
 
+import sys as _sys
+
+if _sys.platform == "win32":
+    raise ImportError(
+        "aiodlock runs on Linux and macOS, and in WSL and containers, but not on Windows: the clock of its "
+        "leases, its signals and 'aiodlock run' are those of POSIX, and no test runs on Windows"
+    )
+
 from ._client import Client as Client
 from ._election import Election as Election
 from ._errors import AcquireTimeout as AcquireTimeout

@@ -12,17 +12,15 @@ import time
 #: How far this process's clock and the store's may drift apart within one lease.
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 
-#: Which clock ``clock_gettime`` is asked for; None on Windows, where ``time.monotonic`` counts sleep.
-CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+#: Which clock ``clock_gettime`` is asked for.
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-if CLOCK is None:  # pragma: no cover - Windows
-    now = time.monotonic
-else:
-    _clock, _gettime = CLOCK, time.clock_gettime
+_gettime = time.clock_gettime
 
-    def now() -> float:
-        """Return seconds since boot, the time asleep included."""
-        return _gettime(_clock)
+
+def now() -> float:
+    """Return seconds since boot, the time asleep included."""
+    return _gettime(CLOCK)
 
 
 def local_deadline(sent: float, left_ms: int) -> float:

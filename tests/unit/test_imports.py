@@ -99,3 +99,19 @@ def test_the_schema_of_postgresql_is_to_be_had_without_its_driver() -> None:
         "from aiodlock.backends.postgres.schema import create_statements; create_statements()"
     )
     assert "asyncpg" not in modules
+
+
+def test_import_on_windows_says_where_it_runs() -> None:
+    """Not that some module of POSIX has no such name."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.platform = 'win32'; import aiodlock"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(
+        "ImportError: aiodlock runs on Linux and macOS, and in WSL and containers"
+    )
+    assert "not on Windows" in told
