@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup check format test test-suite test-scripts test-stores test-long test-servers test-zookeeper test-etcd test-postgres \
-	test-upgrade test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
+	test-upgrade test-recipes soak simulate model test-oldest test-environments docs dist test-install demo bench clean
 
 setup: $(STAMP)
 
@@ -156,11 +156,23 @@ docs: setup
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# What is published: the sdist, the wheel made out of it, and a look at what they say about themselves.
+# What is published: the sdist, the wheel made out of it, and a look at what they say about themselves. And beside
+# them, in sbom/, a bill of materials (CycloneDX) of the wheel with all of its extras that users run.
 dist: setup
-	rm -rf dist
+	rm -rf dist sbom $(VENV)/sbom
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --without-pip $(VENV)/sbom
+	$(BIN)/python -m pip --python $(VENV)/sbom/bin/python install --quiet "$$(ls dist/*.whl)[cli,etcd,fastapi,otel,postgres,web]"
+	mkdir sbom
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
+		--output-file "sbom/$$(basename dist/*.tar.gz .tar.gz).cdx.json" $(VENV)/sbom/bin/python
+
+# The wheel, installed into an empty environment of each Python and used as README says: times and sizes.
+# make test-install PYTHONS="python3.11 python3.13"
+PYTHONS ?= $(PYTHON)
+test-install: setup
+	$(BIN)/python -m tools.try_wheel dist/*.whl $(PYTHONS)
 
 demo: setup
 	$(BIN)/python -m examples.demo
@@ -171,6 +183,6 @@ bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf $(VENV) build dist sbom site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

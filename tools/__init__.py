@@ -1,1 +1,1 @@
-"""What builds the documentation; no part of the package."""
+"""What builds the documentation, and tries what is published; no part of the package."""
