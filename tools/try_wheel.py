@@ -1,7 +1,7 @@
 """What users get: the wheel, installed into an empty environment of each Python, used as README says.
 
-``python -m tools.try_wheel dist/aiodlock-0.1.0-py3-none-any.whl python3.11 python3.13`` prints a table. It ends
-with an error when something does not work.
+``python -m tools.try_wheel dist/aiodlock-0.1.0-py3-none-any.whl python3.11 python3.13`` prints a table. It
+ends with an error when something does not work.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from aiodlock._embedded import EmbeddedServer, find_valkey9
 
 README = Path(__file__).parents[1] / "README.md"
 _ROW = "| {} | {} | {} | {} | {} | {} |"
-#: Times an import in a fresh process, without those of the interpreter itself.
+#: Times an import in a fresh process, without what the interpreter itself takes. In time of the processor:
+#: that does not depend on what else runs.
 _IMPORT = """
 import time
-began = time.perf_counter()
+began = time.process_time()
 import aiodlock
-print(time.perf_counter() - began)
+print(time.process_time() - began)
 aiodlock.Client({!r})
-print(time.perf_counter() - began)
+print(time.process_time() - began)
 """
 
 
