@@ -55,16 +55,21 @@ async def pair(
     releases = ("wheel", "tree") if request.param == "wheel-first" else ("tree", "wheel")
     first, second = (peers.of(release) for release in releases)
     for peer in (first, second):
-        try:
-            await peer.enter(source=store.source, options={**store.options, "waiter_ttl": 2.0})
-        except Failed as refused:
-            if store.postgres is None or "upgrade aiodlock here" not in str(refused):
-                raise
-            pytest.skip(f"another version of the schema: {refused}")
+        await enter(peer, store, waiter_ttl=2.0)
     yield first, second
     for peer in (first, second):
         if peer.running:
             await peer.leave()
+
+
+async def enter(peer: Peer, store: Store, **options: float) -> None:
+    """Have a peer enter a client on the store; skip where PostgreSQL has a schema that refuses it."""
+    try:
+        await peer.enter(source=store.source, options={**store.options, **options})
+    except Failed as refused:
+        if store.postgres is None or "upgrade aiodlock here" not in str(refused):
+            raise
+        pytest.skip("the wheel needs another version of the schema, and is refused clearly")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ import pytest
 from ..scenes import BRIEF, STARTING, until
 from ..servers import OTHERS, REAL, Store
 from .beside import Call, Failed, Peer
-from .conftest import Peers
+from .conftest import Peers, enter
 from .journal import check, stays
 
 pytestmark = pytest.mark.stores(*REAL, *OTHERS)
@@ -307,7 +307,7 @@ async def test_both_under_load_never_overlap(
         began = [(release, peers.start(release)) for release in releases]
         running.extend(began)
         for _, peer in began:
-            await peer.enter(source=store.source, options={**store.options, "waiter_ttl": 3.0})
+            await enter(peer, store, waiter_ttl=3.0)
         for _, peer in began:
             works[peer] = peer.work(
                 journal=str(journal), names=["a", "b"], tasks=4, seed=next(seeds), ttl=4.0
