@@ -56,12 +56,6 @@ class Hold:
         self.task = weakref.ref(task) if task is not None else None
         self.task_id = id(task)
 
-    def new_handle(self) -> int:
-        """Count one more acquisition; return its serial."""
-        self.serial += 1
-        self.handles += (self.serial,)
-        return self.serial
-
     def end_handle(self, serial: int) -> bool:
         """One acquisition ends; return whether it was the last."""
         if self.handles == (serial,):  # as nearly always

@@ -2,8 +2,6 @@
 
 A session that dies is replaced by another one (``_renewal``).
 
-Over 400 lines: starting, losing, leaving and closing all change the same few lists.
-
 What must still be said to the server when its caller is gone is handed over to here (``Departure``).
 """
 
@@ -47,10 +45,9 @@ _COME_BACK = 1.5
 class Session(Home):
     """The running half of a client; gone when the client is left, or when it has died.
 
-    Mutable state: ``requests`` (by id, from before the first message until the leave is
-    confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
-    ``death``, ``_was_cancelled`` (the background was, from outside) and ``_came_back`` (to leave),
-    ``_stopping``.
+    Mutable state: ``_tasks``, ``closing``, ``death``, ``_was_cancelled`` (the background was, from outside)
+    and ``_came_back`` (to leave), ``_stopping``. What is known of requests is the state of what ``_wire``
+    makes; ``requests`` is the register's.
 
     :param predecessor: the session that died before this one. Its open blocks and what it has lost are
         known here, too: a task is told of them.

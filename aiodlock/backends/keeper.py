@@ -1,11 +1,12 @@
-"""One task that extends every lease and every waiter of a client, in batches.
+"""What extends every lease and every waiter of a client, in batches.
 
 Over 400 lines: the heap, what the store says, and what its answers mean share one state.
 
 For stores with a lease per request. Each place stands in one heap, at the moment when something is due: the
 next extension (a third of the length, or a little earlier, so that what began at about the same time is
 extended together), or the look of a head at its blocker's end. An extension has three outcomes: done, gone,
-unknown. Unknown is tried again; when the local deadline passes meanwhile, the core marks the loss.
+unknown. Unknown is tried again; when the local deadline passes meanwhile, the core marks the loss. One task
+looks after what is due, and each batch on its way has one of its own.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from ..._model import (
 )
 from ..._patience import LEAST
 from .._label import make_label
-from ..kept import Notices as Listener
+from ..kept import Notices
 from . import machine
 from .machine import Asked, Message, Name
 from .store import Client, Key, Store
@@ -74,7 +74,7 @@ class MemoryBackend:
         self._prefix = prefix
         self._retention = _ms(token_retention)
         self._marker = _ms(max(unavailable_after, _REMEMBERED))
-        self._listener: Listener | None = None
+        self._listener: Notices | None = None
         self._observers: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class MemoryBackend:
 
     # -- life --------------------------------------------------------------------------------------
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         store, self._listener = self._store, listener
         store.clients[self.label] = Client(asyncio.get_running_loop(), self._on_message)
         try:

@@ -11,8 +11,7 @@ from ..._errors import BackendError
 from ..._model import Gone, Granted, Left, Refused, StoreRequest, Waiting
 from ..base import Unanswered
 from .keys import Keys, base_of, keys_of, name_of
-from .packing import Packing, how_of, pack_call, pack_extend, words_of
-from .packing import Words as KeysAndArguments
+from .packing import KeysAndArguments, Packing, how_of, pack_call, pack_extend, words_of
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
 from .replies import left_of, outcome_of

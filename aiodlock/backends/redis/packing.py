@@ -17,7 +17,7 @@ from .scripts import ACQUIRE, EXTEND, LEAVE, Script
 _MOST_PACKED = 8192
 
 #: The names and the arguments of one call of a script.
-Words = tuple[tuple[str, ...], tuple[str | int, ...]]
+KeysAndArguments = tuple[tuple[str, ...], tuple[str | int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ class Packing:
         self._leaves.clear()
 
     def acquire(
-        self, request: StoreRequest, wait: bool, words: Callable[[StoreRequest, bool], Words]
+        self,
+        request: StoreRequest,
+        wait: bool,
+        words: Callable[[StoreRequest, bool], KeysAndArguments],
     ) -> bytes:
         """Return the call of ``acquire`` with the words that are given for it, in RESP."""
         terms = request.terms
@@ -104,7 +107,7 @@ class Packing:
         request: StoreRequest,
         late: bool,
         lost: bool,
-        words: Callable[[StoreRequest, bool, bool], Words],
+        words: Callable[[StoreRequest, bool, bool], KeysAndArguments],
     ) -> bytes:
         """Return the call of ``leave`` with the words that are given for it, in RESP."""
         terms = request.terms

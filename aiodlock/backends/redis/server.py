@@ -110,7 +110,7 @@ class Server:
         commands = self.commands = Link(
             self.source,
             prepare=self._on_connected,
-            on_up=self._tell_of_connections(listener, connections),
+            on_up=self._when_up(listener, connections),
             longest=self.settings.unavailable_after,
             patience=self.patience,
         )
@@ -156,7 +156,9 @@ class Server:
         return Connections(self.source, settings.channels + self.label, settings.prefix)
 
     @staticmethod
-    def _tell_of_connections(listener: Notices, connections: Connections) -> Callable[[Wire], None]:
+    def _when_up(listener: Notices, connections: Connections) -> Callable[[Wire], None]:
+        """Return what each new connection for commands is given to: the store may know less behind it, and
+        what a release on it grants to this client's own waiters is read from the reply."""
         peer: object = None
 
         def on_grants(reply: list[Any]) -> None:

@@ -3,7 +3,9 @@
 Messages are:
 
 - notices: a request was granted, its lease was broken, or it is recalled and must not linger;
-- hints: the client should ask about a waiter, since something may have changed;
+- hints: the client should ask about a waiter, since something may have changed, or about all of a name,
+  since a success is on record;
+- changes: a name that this client observes may have another holder;
 - keyspace events: a holder that blocks one of our waiters at the head of a queue may be gone.
 
 Messages may be lost while the connection is down. So after every (re)subscription the client asks about all
