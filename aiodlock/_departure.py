@@ -135,7 +135,7 @@ class Departure:
             self._start_soon(self._go_on, request, end)
 
     def again(self, request: Request) -> None:
-        """Go on with a leave whose task was cancelled."""
+        """Go on with a leave whose task was cancelled. Its caller may be at it still: both are answered."""
         self._start_soon(self._go_on, request, _end_of(request))
 
     async def withdraw(self, request: Request) -> None:

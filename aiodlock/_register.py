@@ -13,7 +13,7 @@ from ._clock import now
 from ._deadlines import Deadlines
 from ._errors import BackendError, LockLost, LossReason
 from ._model import Kind
-from ._request import HELD, KEPT, Request
+from ._request import HELD, KEPT, OVER, Request
 from ._telling import Telling
 
 #: What each task holds of a name, in order of acquisition: by the task's id.
@@ -85,6 +85,8 @@ class Register:
 
     def remove(self, request: Request) -> None:
         """The store knows nothing of it any more, or nobody asks."""
+        if request.state is OVER:
+            return  # its leave was on its way twice, see ``Departure.again``
         request.end()
         self.requests.pop(request.id, None)
         self.removed.set()

@@ -11,10 +11,12 @@ import pytest
 
 import aiodlock
 from aiodlock._clock import now
+from aiodlock._model import Left
+from aiodlock.backends.memory.backend import MemoryBackend
 
 from ..conftest import MakeClient
 from ..scenes import until
-from ..servers import Store
+from ..servers import MEMORY, Store
 
 NAMES = ("a", "b", "c")
 #: Leaving waited for ``close_timeout``, 5 s, and for one second more.
@@ -92,3 +94,36 @@ async def test_what_a_program_holds_is_released_when_all_its_tasks_are_cancelled
         info = await client.inspect(name)
         assert not info.holders, name
         assert not info.waiters, name
+
+
+@pytest.mark.stores(MEMORY)
+async def test_leave_that_is_answered_twice_does_not_keep_others_from_leaving(
+    store: Store, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = MemoryBackend.leave
+    leaving: list[str] = []
+
+    async def leave_slowly(self: MemoryBackend, request: Any, **how: Any) -> Left:
+        leaving.append(request.name)
+        await asyncio.sleep(0.1 if request.name == "a" else 0.3)
+        return await leave(self, request, **how)
+
+    async def block() -> None:
+        async with client.lock("a", ttl=60):
+            pass
+
+    monkeypatch.setattr(MemoryBackend, "leave", leave_slowly)
+    other = await make_client()
+    async with aiodlock.Client(store.source) as client:
+        await client.lock("b", ttl=60).acquire()
+        task = asyncio.create_task(block())
+        await until(lambda: leaving)
+        assert client._core.session is not None
+        background = client._core.session._main
+        assert background is not None
+        background.cancel()  # what is on its way goes on, and is repeated when the client is left
+        await asyncio.wait({background})
+    await task
+    assert leaving.count("a") == 2
+    for name in ("a", "b"):
+        assert not (await other.inspect(name)).holders, name
