@@ -4,8 +4,7 @@ nobody."""
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -31,9 +30,9 @@ MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
 
 
 class FakeLink:
-    """A member that answers as it is told. Mutable state: ``term`` of its answers, ``members`` that give
-    them, ``silent`` (reads have no answer), ``changing`` (so many leases are made while the leader
-    changes), ``revoked``, ``renewals`` that wait for an answer."""
+    """A member that answers as it is told. Mutable state: ``term`` of its answers, ``silent`` (reads have
+    no answer), ``changing`` (so many leases are made while the leader changes), ``revoked``, ``renewals``
+    that wait for an answer."""
 
     described = endpoint = "fake"
     generation = 0
@@ -42,7 +41,6 @@ class FakeLink:
     def __init__(self) -> None:
         self.patience = Patience()
         self.term = 7
-        self.members: Iterator[int] = itertools.repeat(1)
         self.silent = False
         self.changing = 0
         self.revoked: list[int] = []
@@ -52,7 +50,7 @@ class FakeLink:
 
     @property
     def header(self) -> m.Header:
-        return m.Header(member_id=next(self.members), revision=1, raft_term=self.term)
+        return m.Header(revision=1, raft_term=self.term)
 
     async def call(self, method: Any, request: Any, within: float = 2.0) -> Any:
         await asyncio.sleep(0)
@@ -90,7 +88,7 @@ class FakeLink:
         return False
 
     def answer(self, lease: SharedLease, term: int = 0) -> None:
-        header = m.Header(member_id=1, revision=1, raft_term=term or self.term)
+        header = m.Header(revision=1, raft_term=term or self.term)
         self.heard(m.LeaseKeepAliveResponse(header, lease.id, lease.seconds))
 
 
@@ -191,15 +189,6 @@ async def test_lease_is_made_again_if_the_leader_changed_meanwhile() -> None:
         lease = await kept.leases.get(20.0)
         assert lease.term == 9
         assert kept.link.revoked == [1, 2]
-
-
-async def test_lease_is_of_one_term_whichever_members_have_answered() -> None:
-    """A proxy may send each call to another member."""
-    async with _kept() as kept:
-        kept.link.members = itertools.count(1)
-        lease = await kept.leases.get(20.0)
-        assert lease.term == 7
-        assert kept.link.revoked == []
 
 
 async def test_leases_of_many_lengths_that_outlive_each_other_block_nothing() -> None:

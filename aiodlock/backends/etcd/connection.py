@@ -14,7 +14,6 @@ from typing import cast
 
 from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import (
-    ContinuationFrame,
     DataFrame,
     Frame,
     GoAwayFrame,
@@ -188,13 +187,11 @@ class Connection(asyncio.Protocol):
         """Return a call's headers as frames, which data will follow."""
         largest = self._largest
         block = self._no_table + call.block if call.id == 1 else call.block
-        frame: HeadersFrame | ContinuationFrame = HeadersFrame(call.id, block[:largest])
-        out = b""
-        for at in range(largest, len(block), largest):
-            out += frame.serialize()
-            frame = ContinuationFrame(call.id, block[at : at + largest])
-        frame.flags.add("END_HEADERS")
-        return out + frame.serialize()
+        out, kind = b"", f.HEADERS
+        while len(block) > largest:
+            out += f.frame(kind, 0, call.id, block[:largest])
+            block, kind = block[largest:], f.CONTINUATION
+        return out + f.frame(kind, f.END_HEADERS, call.id, block)
 
     def _start_queued(self) -> None:
         while self._queued and len(self._calls) < self._most and not self.over.done():
@@ -212,8 +209,7 @@ class Connection(asyncio.Protocol):
             self._window -= len(part)
             call.window -= len(part)
             call.finished = call.finishing and not call.unsent
-            flags = ("END_STREAM",) if call.finished else ()
-            out += DataFrame(call.id, part, flags=flags).serialize()
+            out += f.frame(f.DATA, f.END_STREAM if call.finished else 0, call.id, part)
         return out
 
     def _send_more(self) -> None:

@@ -37,13 +37,13 @@ class Message:
     def encode(self) -> bytes:
         """Return the message as bytes."""
         out = bytearray()
-        for name, number, kind, repeated, default in _plan(type(self)):  # type: ignore[arg-type]
+        for name, tag, kind, repeated, default in _plan(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if repeated:
                 for item in value:
-                    _put(out, number, kind, item)
-            elif value is not None and (default is None or value != default):
-                _put(out, number, kind, value)
+                    _put(out, tag, kind, item)
+            elif value is not None and value != default:
+                _put(out, tag, kind, value)
         return bytes(out)
 
     @classmethod
@@ -96,14 +96,13 @@ class Message:
         return cls(**found)
 
 
-def _put(out: bytearray, number: int, kind: _Kind, value: Any) -> None:
-    if kind in ("int", "bool"):
-        _put_varint(out, number << 3 | _VARINT)
+def _put(out: bytearray, tag: bytes, kind: _Kind, value: Any) -> None:
+    out += tag
+    if kind == "int" or kind == "bool":
         _put_varint(out, int(value) % _UNSIGNED)
         return
     if kind == "message" or kind == "text":
         value = value.encode()
-    _put_varint(out, number << 3 | _SIZED)
     _put_varint(out, len(value))
     out += value
 
@@ -118,17 +117,15 @@ def _put_varint(out: bytearray, value: int) -> None:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     try:
-        while True:
-            byte = data[at]
-            at += 1
+        while (byte := data[at]) > 0x7F:
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value % _UNSIGNED, at
+            at += 1
             shift += 7
             if shift > 63:
                 raise Malformed("a number is longer than ten bytes")
     except IndexError:
         raise Malformed("the message ends within a number") from None
+    return (value | byte << shift) % _UNSIGNED, at + 1
 
 
 def _field(number: int, kind: _Kind, default: Any, *, repeated: bool = False, of: str = "") -> Any:
@@ -168,13 +165,15 @@ def _messages(number: int, of: str) -> Any:
 
 
 @cache
-def _plan(cls: type[Any]) -> tuple[tuple[str, int, _Kind, bool, Any], ...]:
-    found = fields(cls)
-    found = tuple(sorted(found, key=lambda one: one.metadata["number"]))
-    return tuple(
-        (f.name, f.metadata["number"], f.metadata["kind"], f.metadata["repeated"], f.default)
-        for f in found
-    )
+def _plan(cls: type[Any]) -> tuple[tuple[str, bytes, _Kind, bool, Any], ...]:
+    """Return each field's name, tag (its number and wire type), kind, whether it repeats, and default."""
+    plan = []
+    for f in sorted(fields(cls), key=lambda one: one.metadata["number"]):
+        kind, tag = f.metadata["kind"], bytearray()
+        wire = _VARINT if kind in ("int", "bool") else _SIZED
+        _put_varint(tag, f.metadata["number"] << 3 | wire)
+        plan.append((f.name, bytes(tag), kind, f.metadata["repeated"], f.default))
+    return tuple(plan)
 
 
 @cache
@@ -202,7 +201,6 @@ class Header(Message):
     """
 
     cluster_id: int = _int(1)
-    member_id: int = _int(2)
     revision: int = _int(3)
     raft_term: int = _int(4)
 
@@ -227,9 +225,6 @@ class RangeRequest(Message):
     range_end: bytes = _bytes(2)
     limit: int = _int(3)
     revision: int = _int(4)
-    sort_order: int = _int(5)
-    sort_target: int = _int(6)
-    serializable: bool = _bool(7)
     keys_only: bool = _bool(8)
     count_only: bool = _bool(9)
 
@@ -251,15 +246,6 @@ class PutRequest(Message):
     key: bytes = _bytes(1)
     value: bytes = _bytes(2)
     lease: int = _int(3)
-    prev_kv: bool = _bool(4)
-
-
-@dataclass(slots=True)
-class PutResponse(Message):
-    """A key was written."""
-
-    header: Header | None = _message(1, "Header")
-    prev_kv: KeyValue | None = _message(2, "KeyValue")
 
 
 @dataclass(slots=True)
@@ -268,16 +254,6 @@ class DeleteRangeRequest(Message):
 
     key: bytes = _bytes(1)
     range_end: bytes = _bytes(2)
-    prev_kv: bool = _bool(3)
-
-
-@dataclass(slots=True)
-class DeleteRangeResponse(Message):
-    """So many were deleted."""
-
-    header: Header | None = _message(1, "Header")
-    deleted: int = _int(2)
-    prev_kvs: list[KeyValue] = _messages(3, "KeyValue")
 
 
 # -- transactions ----------------------------------------------------------------------------------
@@ -320,11 +296,9 @@ class RequestOp(Message):
 
 @dataclass(slots=True)
 class ResponseOp(Message):
-    """The answer to one step."""
+    """The answer to one step. What is written or deleted says nothing that is needed."""
 
     response_range: RangeResponse | None = _message(1, "RangeResponse")
-    response_put: PutResponse | None = _message(2, "PutResponse")
-    response_delete_range: DeleteRangeResponse | None = _message(3, "DeleteRangeResponse")
     response_txn: TxnResponse | None = _message(4, "TxnResponse")
 
 
@@ -384,7 +358,6 @@ class WatchCreateRequest(Message):
     key: bytes = _bytes(1)
     range_end: bytes = _bytes(2)
     start_revision: int = _int(3)
-    progress_notify: bool = _bool(4)
     watch_id: int = _int(7)
 
 

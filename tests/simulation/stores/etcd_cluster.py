@@ -167,7 +167,7 @@ class Member(consensus.Member):
     # -- calls -------------------------------------------------------------------------------------------
 
     def header(self) -> m.Header:
-        return m.Header(_CLUSTER, self.number + 1, self.store.revision, self.term)
+        return m.Header(_CLUSTER, self.store.revision, self.term)
 
     def on_message(self, call: Call, data: bytes) -> None:
         method = _METHODS[call.path]

@@ -149,23 +149,22 @@ class Store:
             if step.request_range is not None:
                 answers.append(m.ResponseOp(response_range=self.read(step.request_range)))
             elif step.request_put is not None:
-                before = self._put(step.request_put, events)
-                answers.append(m.ResponseOp(response_put=m.PutResponse(prev_kv=before)))
+                self._put(step.request_put, events)
+                answers.append(m.ResponseOp())
             elif step.request_delete_range is not None:
                 gone = step.request_delete_range
                 keys = [kv.key for kv in self.range(gone.key, gone.range_end)]
                 for key in keys:
                     events.append(self._deletion(key))
                     self._remove(key)
-                answer = m.DeleteRangeResponse(deleted=len(keys))
-                answers.append(m.ResponseOp(response_delete_range=answer))
+                answers.append(m.ResponseOp())
             else:
                 assert step.request_txn is not None
                 inner = self._carry_out(step.request_txn, path, events)
                 answers.append(m.ResponseOp(response_txn=inner))
         return m.TxnResponse(succeeded=succeeds, responses=answers)
 
-    def _put(self, put: m.PutRequest, events: list[m.Event]) -> m.KeyValue | None:
+    def _put(self, put: m.PutRequest, events: list[m.Event]) -> None:
         before, revision = self.keys.get(put.key), self.revision + 1
         kv = m.KeyValue(
             key=put.key,
@@ -181,7 +180,6 @@ class Store:
             self.attached[put.lease].add(put.key)
         self.keys[put.key] = kv
         events.append(m.Event(m.PUT, kv))
-        return before if put.prev_kv else None
 
     def _deletion(self, key: bytes) -> m.Event:
         return m.Event(m.DELETE, m.KeyValue(key=key, mod_revision=self.revision + 1))
@@ -205,13 +203,8 @@ class Store:
     def _stamp(self, response: m.TxnResponse) -> None:
         """Inner answers have a header with the revision."""
         for answer in response.responses:
-            for one in (
-                answer.response_range,
-                answer.response_put,
-                answer.response_delete_range,
-            ):
-                if one is not None:
-                    one.header = m.Header(revision=self.revision)
+            if answer.response_range is not None:
+                answer.response_range.header = m.Header(revision=self.revision)
             if answer.response_txn is not None:
                 answer.response_txn.header = m.Header()
                 self._stamp(answer.response_txn)
