@@ -291,38 +291,63 @@ class Link:
         """Connect, examine what answers, and keep the connection until another endpoint is used."""
         await asyncio.sleep(way.delay)
         host, _, port = way.endpoint.rpartition(":")
-        began = now()
+        began, loop = now(), asyncio.get_running_loop()
+        slow = loop.call_later(self._dialing.learned, self._on_slow, way)
         try:
-            async with asyncio.timeout(self._dialing.learned):
+            async with asyncio.timeout(_LONGEST_CONNECT):
                 context = None if self._tls is None else await self._tls.get_context()
                 address = await self._addresses.choose(host.strip("[]"), int(port))
                 connection = await connect(host.strip("[]"), int(port), context, address=address)
         except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
-            if isinstance(failed, TimeoutError):
-                self._dialing.ran_out()
-            text = str(failed) or "no answer"
-            self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
+            self._switch(way, self._unreachable(way, str(failed) or "no answer"))
             return
+        finally:
+            slow.cancel()
         self._dialing.answered(now() - began)
         self.further.reach(_CONNECTED)
+        way = self._return_to(way)
         self._addresses.served(address)
         try:
-            await self._examine(way, connection)
-            way.connection.set_result(connection)
-            await asyncio.wait(
-                (cast("asyncio.Future[object]", connection.over), way.over),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if connection.over.done():
-                self._switch(way, Unanswered(f"{self._where(way)}: {connection.over.result()}"))
-            await connection.until_idle(self.within)
-        except BackendError as failed:
-            self._switch(way, failed)
+            if way.over.done():
+                return  # another endpoint was faster
+            try:
+                await self._examine(way, connection)
+                way.connection.set_result(connection)
+                await asyncio.wait(
+                    (cast("asyncio.Future[object]", connection.over), way.over),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if connection.over.done():
+                    self._switch(way, Unanswered(f"{self._where(way)}: {connection.over.result()}"))
+            except BackendError as failed:
+                self._switch(way, failed)
+            await connection.until_idle(self.within)  # late answers tell how slow the cluster is
         finally:
             self._addresses.lost(address)
             connection.close(Lost("the client has closed the connection"))
             with anyio.CancelScope(shield=True):
                 await connection.until_closed(_CLOSE_WITHIN)
+
+    def _unreachable(self, way: _Way, why: str) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._where(way)} cannot be reached: {why}")
+
+    def _on_slow(self, way: _Way) -> None:
+        """It may be far: it is dialled further, beside the next one."""
+        self._dialing.ran_out()
+        way.serving = None
+        self._switch(way, self._unreachable(way, "no answer"))
+
+    def _return_to(self, way: _Way) -> _Way:
+        """A connection has come, perhaps late: use its endpoint, unless another one was faster."""
+        present = self._way
+        if present is None or present is way or present.connection.done():
+            return way
+        present.end(self._unreachable(present, "another endpoint was faster"))
+        self.generation += 1
+        self._at = self.access.endpoints.index(way.endpoint)
+        self._way = way = _Way(way.endpoint, 0.0)
+        way.serving = asyncio.current_task()
+        return way
 
     async def _examine(self, way: _Way, connection: Connection) -> None:
         """See that a connection leads to the cluster that this client knows, and may be used.
@@ -414,15 +439,15 @@ class Link:
 
     # -- patience --------------------------------------------------------------------------------
 
-    def came_further(self) -> None:
+    def came_further(self, took: float = 0.0) -> None:
         """An answer came that brings entering further."""
         self._answers += 1
-        self.further.reach(_CONNECTED + self._answers)
+        self.further.reach(_CONNECTED + self._answers, took)
 
     def answered(self, sent: float) -> None:
         """What needs a leader was answered, late or not."""
         self._heard_at = now()
-        self.came_further()
+        self.came_further(self._heard_at - sent)
         self.patience.answered(self._heard_at - sent)
         self._switches = 0
 

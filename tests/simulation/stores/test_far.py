@@ -21,8 +21,16 @@ from .scene import Scene
 from .zookeeper import ZooKeeperScene
 
 
-@pytest.mark.parametrize(("members", "one_way"), [(1, 1.4), (3, 0.7)])
-@pytest.mark.parametrize("kind", [EtcdScene, ZooKeeperScene])
+@pytest.mark.parametrize(
+    ("kind", "members", "one_way"),
+    [
+        (EtcdScene, 1, 1.5),
+        (EtcdScene, 3, 0.7),
+        (EtcdScene, 3, 1.5),
+        (ZooKeeperScene, 1, 1.4),
+        (ZooKeeperScene, 3, 0.7),
+    ],
+)
 def test_client_enters_over_a_long_way_and_keeps_its_lease(
     kind: type[Scene], members: int, one_way: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
