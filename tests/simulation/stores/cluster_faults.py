@@ -22,10 +22,10 @@ class ClusterFaults(StoreFaults):
         if leader is not None:
             self._pause_member(leader)
 
-    def _pause_member(self, member: Member) -> None:
+    def _pause_member(self, member: Member, length: float | None = None) -> None:
         if member.paused or member.role == "down":
             return
-        length = self._length()
+        length = self._length() if length is None else length
         self._log(f"{member!r} is stopped for {length:.3f} s")
         member.paused = True
         self.world.after(length, self._resume, member)

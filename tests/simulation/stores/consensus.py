@@ -293,7 +293,7 @@ class Ensemble:
     # -- between members -----------------------------------------------------------------------------
 
     def is_cut(self, one: Member, other: Member) -> bool:
-        return frozenset((one.number, other.number)) in self.cut
+        return bool(self.cut) and frozenset((one.number, other.number)) in self.cut
 
     def send(
         self, one: Member, to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from aiodlock._request import Request
 from aiodlock.backends.etcd import leases, link
+from aiodlock.backends.etcd.messages import Message
 from aiodlock.backends.etcd.recipe import Keys, Queue, read_record
 
 from ..scenario import Simulation
@@ -53,7 +54,7 @@ class EtcdScene(Scene):
         "pause_server", "restart_server", "cut_servers", "slow_disk", "lose_leader", "strand",
         "compact", "fill",
     )  # fmt: skip
-    rare_faults = ("lose_leader",)
+    rare_faults = ("lose_leader", "doze")
     lock_delays = (0.0, 0.5, 1.0)
     #: Leases are whole seconds.
     ttls = (1.0, 1.0, 2.0)
@@ -65,6 +66,11 @@ class EtcdScene(Scene):
         self.patch(link, "connect", connect)
         numbers = SimpleNamespace(randbits=lambda bits: 10_000 + next(self._numbers))
         self.patch(leases, "secrets", numbers)
+        # Messages travel as objects. Their bytes are compared with protobuf's elsewhere.
+        self.patch(Message, "encode", lambda message: message)
+        self.patch(Message, "decode", classmethod(lambda cls, message: message))
+        if random.Random(f"{seed} idle").random() < 0.25:
+            self.patch(leases, "_IDLE", 3.0)
         self.chaos_ends *= 2
 
     def make_servers(self) -> Records:
@@ -93,7 +99,18 @@ class EtcdScene(Scene):
         alive = {key.partition(b"/q/")[2].decode() for key in keys if b"/q/" in key}
         for gone in self._alive - alive:
             self.checkers.removed(gone)
+        for made in alive - self._alive:
+            self._check_ghost(made)
         self._alive = alive
+
+    def _check_ghost(self, id: str) -> None:
+        """A request is made: its client has it still."""
+        for process, sessions in self.checkers.sessions.items():
+            for session in sessions:
+                store = session.backend
+                is_its = id.startswith(store.label) and store.cluster.is_up
+                if is_its and not process.dead and id not in session.requests:
+                    self.checkers.wrong("ghost", f"{process} has left {id}, and it is made anew")
 
     def calm_servers(self) -> None:
         self.ensemble.full = False
@@ -108,9 +125,37 @@ class EtcdScene(Scene):
 class EtcdFaults(ClusterFaults):
     """What goes wrong with the members."""
 
+    def _lose_leader(self) -> None:
+        """It wakes when leases are over by its clock."""
+        leader = self.simulation.ensemble.leader
+        if leader is not None:
+            self._pause_member(leader, self._length() + max(self.simulation.style.ttls))
+
+    def _doze(self) -> None:
+        """One that does not lead is stopped for longer than clients wait: it carries out late what it has
+        received."""
+        members = [m for m in self.simulation.ensemble.members if m.role == "following"]
+        if members:
+            self._pause_member(self.random.choice(members), self.random.uniform(2.2, 5.0))
+
     def _compact(self) -> None:
-        self._log("what was changed until a moment ago is forgotten")
-        self.simulation.ensemble.compact()
+        """A client is cut off; what is changed meanwhile is forgotten before it comes back."""
+        process, length = self._someone(), self._length()
+        self._log(f"{process} is cut off for {length:.3f} s, and what is changed is forgotten")
+        wire = self.simulation.wire
+        for stream in wire.streams_of(process):
+            stream.break_off()
+        paths = wire.paths_of(process)
+        for path in paths:
+            path.out_blocked = path.in_blocked = True
+
+        def heal() -> None:
+            for path in paths:
+                path.out_blocked = path.in_blocked = False
+            wire.released()
+
+        self.world.after(length, self.simulation.ensemble.compact)
+        self.world.after(length + 0.05, heal)
 
     def _fill(self) -> None:
         """It takes deletions alone."""

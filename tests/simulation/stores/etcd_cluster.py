@@ -287,6 +287,17 @@ class Member(consensus.Member):
             self.world.log(f"{self!r}: lease {lease} has expired")
             self.expires[lease] = -1.0
             self.propose(Revoke(lease), self.number)
+            self.world.after(self.ensemble.tick, self.do, self._pass_on, lease, 10)
+
+    def _pass_on(self, lease: int, tries: int) -> None:
+        """A leader that was stopped does not know at first that there is another one. It has that one end
+        the leases whose time is over by its own clock."""
+        if lease not in self.store.leases:
+            return
+        if self.role == "following" and self.serves:
+            self.to_leader("on_request", self.number, Revoke(lease), lambda _: None)
+        elif tries:
+            self.world.after(self.ensemble.tick, self.do, self._pass_on, lease, tries - 1)
 
     def on_request(self, number: int, change: Any, answer: Callable[[Any], None]) -> None:
         self.heard_at[number] = self.world.time

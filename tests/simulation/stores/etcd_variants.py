@@ -107,6 +107,10 @@ def _keeps_its_token(self: Login, token: str | None) -> None:
     """A user's token counts for ever."""
 
 
+def _misses_it_calmly(self: Room) -> None:
+    """What was forgotten before it was told is not read."""
+
+
 #: Where the search for what is caught rarely begins.
 _BEGIN = {"a leave is sent once": 485}
 
@@ -157,6 +161,11 @@ ETCD_VARIANTS = {
             "a token that has ended is kept",
             _patched(Login, "drop", _keeps_its_token),
             ("liveness", "idle", "leak", "ghost", "storm"),
+        ),
+        (
+            "a compacted watch is given up",
+            _patched(Room, "_missed", _misses_it_calmly),
+            ("idle", "liveness", "leak"),
         ),
         ("nobody looks at a name", _patched(room.Room, "_look", _looks_at_nobody), ("idle",)),
     )

@@ -90,7 +90,7 @@ class Scene(Simulation):
             if group and rng.random() < 0.6:
                 faults += rng.sample(group, min(len(group), rng.randint(1, 3)))
         if self.rare_faults and rng.random() < 0.2:
-            faults = list(self.rare_faults)  # they need to be undisturbed
+            faults = [rng.choice(self.rare_faults)]  # it needs to be undisturbed
         ttl = rng.choice(self.ttls)
         self.style = replace(
             self.style,
