@@ -1,7 +1,8 @@
 """The process between ``aiodlock run`` and its child. Started as a script; imports nothing of ours.
 
 It starts the child in a process group of its own and ends that group in time, by the clock alone: also
-when ``aiodlock run`` is stopped, killed or starved, for then no later deadline arrives. Being the
+when ``aiodlock run`` is stopped, killed or starved, for then no later deadline arrives. With that group end
+those that the child has made in this process' session. Being the
 parent of the child, it knows when the child has ended, so it never signals a stranger with its pid.
 
 Over a socket it is told, a line each::
@@ -123,15 +124,21 @@ class Guardian:
         os.close(self.gate)
         self.gate = -1
 
-    def signal_group(self, number: int) -> bool:
-        """Return whether anything is left of the group."""
+    def signal_group(self, number: int, group: int = 0) -> bool:
+        """Return whether anything is left of the group, which is the command's unless another is named."""
         try:
-            os.killpg(self.pid, number)
+            os.killpg(group or self.pid, number)
         except ProcessLookupError:
             return False
         except PermissionError:
             pass
         return True
+
+    def signal_all(self, number: int) -> bool:
+        """Signal also the groups that the command has made, as ``timeout`` does. Return whether anything
+        is left of them."""
+        groups = {self.pid} | groups_of(os.getpid())
+        return any([self.signal_group(number, group) for group in groups])
 
     def reap(self) -> None:
         if self.code is None:
@@ -146,21 +153,21 @@ class Guardian:
         """Do what is due; return whether all is done."""
         self.reap()
         # After an orderly end, what the child left behind runs on, as after any command.
-        if self.code is not None and (not self.over or not self.signal_group(0)):
+        if self.code is not None and (not self.over or not self.signal_all(0)):
             return True
         moment = self.now()
         if moment >= self.term_at and not self.over:
             self.over = True
-            self.signal_group(signal.SIGTERM)
-            self.signal_group(signal.SIGCONT)
+            self.signal_all(signal.SIGTERM)
+            self.signal_all(signal.SIGCONT)
         if moment >= self.kill_at:
-            self.signal_group(signal.SIGKILL)
+            self.signal_all(signal.SIGKILL)
             return self.code is not None and moment >= self.kill_at + _LINGER
         return False
 
     def nap(self) -> float:
         if self.over and (self.code is not None or self.now() >= self.kill_at):
-            return 0.01
+            return 0.02
         next_at = self.kill_at if self.over else min(self.term_at, self.kill_at)
         return min(max(0.0, next_at - self.now()), _LONGEST_NAP)
 
@@ -204,6 +211,21 @@ class Guardian:
             if self.fd in ready:
                 spoken_to = self.hear()
         self.tell(f"exit {self.code}")
+
+
+def groups_of(session: int) -> set[int]:
+    """Return the process groups of a session, without that of its leader; none where there is no /proc."""
+    found = set()
+    for name in os.listdir("/proc") if os.path.exists("/proc/self/stat") else ():
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The program's name stands in brackets, and may hold anything.
+                group, its_session = map(int, file.read().rpartition(b")")[2].split()[2:4])
+        except (OSError, ValueError):  # no process, or one that has ended meanwhile
+            continue
+        if its_session == session != group:
+            found.add(group)
+    return found
 
 
 def execute(command: list[str]) -> NoReturn:

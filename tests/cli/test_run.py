@@ -291,6 +291,24 @@ async def test_broken_lock_ends_a_stubborn_command_within_the_grace(
     assert await process.wait() == 76
 
 
+async def test_lost_lock_also_ends_what_the_command_has_put_into_a_group_of_its_own(
+    start: Start, client: aiodlock.Client, tmp_path: Path
+) -> None:
+    """``timeout`` does that, which many scripts call."""
+    script = tmp_path / "job.sh"
+    script.write_text(
+        """#!/bin/sh
+timeout 300 sh -c 'trap "" TERM; echo $PPID $$ >"$PIDS.new"; mv "$PIDS.new" "$PIDS"; sleep 300 & wait; wait'
+"""
+    )
+    script.chmod(0o755)
+    process = await start("job", "--margin", "0.4", "--", str(script))
+    pids = await pids_of(process, tmp_path)
+    assert await client.break_lock("job") == 1
+    await until_dead(pids, within=0.4 + 1)
+    assert await process.wait() == 76
+
+
 @pytest.mark.scripted
 async def test_data_loss_ends_a_command(
     start: Start, store: Store, stubborn: tuple[str, str], tmp_path: Path

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from aiodlock import BackendError, Client
 
-from ..scenes import bounded
+from ..scenes import STARTING, bounded
 from .servers import EtcdCluster, find_etcd
 
 pytestmark = pytest.mark.skipif(find_etcd() is None, reason="etcd is not installed")
@@ -66,6 +66,20 @@ async def test_user_without_the_right_is_told(guarded: EtcdCluster) -> None:
             await client_of_others.__aenter__()
         async with client.lock("a"):
             pass
+
+
+async def test_url_with_a_user_works_before_the_cluster_asks_for_users_and_after() -> None:
+    """So users are switched on without a stop: first every client gets its URL."""
+    with EtcdCluster() as cluster:
+        async with Client(_login(cluster, "locker's pass"), prefix="mine") as client:
+            lease = await client.lock("a", ttl=3).acquire()
+            _guard(cluster)
+            async with client.lock("b", timeout=STARTING):
+                await lease.extend()
+            # Known to the cluster as this user from now on.
+            with pytest.raises(BackendError, match="permission denied"):
+                await Client(_login(cluster, "locker's pass"), prefix="theirs").__aenter__()
+            await lease.release()
 
 
 @pytest.mark.parametrize("password", ["wrong", ""])

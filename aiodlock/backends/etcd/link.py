@@ -633,9 +633,7 @@ class Link:
         if way.logins == 1:
             way.watching = tasks.create_task(self._until_no_leader(way, connection, generation))
         try:
-            return await login.get(
-                authenticate, within, start=tasks.create_task, may_go_without=self.entered
-            )
+            return await login.get(authenticate, within, start=tasks.create_task)
         except Denied as refused:
             self._tell_down(refused)
             raise

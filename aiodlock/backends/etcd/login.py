@@ -67,18 +67,16 @@ class Login:
         within: float | None,
         *,
         start: Callable[[Coroutine[object, object, None]], object],
-        may_go_without: bool,
     ) -> str:
-        """Return a token; ask for one if nobody does.
+        """Return a token, "" where the cluster asks for no users; ask for one if nobody does.
 
         :param start: makes a task of the client's.
         :param within: how long this caller waits (seconds); the authentication goes on then.
-        :param may_go_without: the cluster may ask for no users any more.
         """
         asking = self._asking
         if asking is None:
             asking = self._asking = asyncio.get_running_loop().create_future()
-            start(self._ask(asking, authenticate, may_go_without))
+            start(self._ask(asking, authenticate))
         await asyncio.wait({asking}, timeout=within)
         if not asking.done():
             why = f": {self._refused}" if self._refused else ""
@@ -88,10 +86,7 @@ class Login:
         return asking.result()
 
     async def _ask(
-        self,
-        asking: asyncio.Future[str],
-        authenticate: Callable[[], Awaitable[str]],
-        may_go_without: bool,
+        self, asking: asyncio.Future[str], authenticate: Callable[[], Awaitable[str]]
     ) -> None:
         """Have the future be done, whatever happens."""
         began = now()
@@ -101,8 +96,10 @@ class Login:
             began = now()
             self.token = await authenticate()
             self.patience.answered(now() - began)
-        except NoUsers as none:
-            self.token, failed = "" if may_go_without else None, none
+        except NoUsers:
+            # Clients are given their URL before users are switched on. A call that is refused for it later
+            # asks anew.
+            self.token = ""
         except BackendError as error:
             failed = error
             if now() - began >= self.patience.learned:
