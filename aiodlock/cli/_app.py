@@ -342,7 +342,14 @@ async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
 @app.command()
 def show(
     name: Name,
-    kind: OneKind = "lock",
+    kind: Annotated[
+        Literal["lock", "semaphore", "once"] | None,
+        typer.Option(
+            "--kind",
+            help="What the name is: a lock, a semaphore, or done once. Default: a lock, or what is in use "
+            "under this name if no lock is.",
+        ),
+    ] = None,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
     as_json: Json = False,
@@ -351,33 +358,43 @@ def show(
 
     The text is for people. Programs use `--json`.
     """
-    info = _do(_inspect(url, prefix, name, kind))
+    info = _do(_inspect(url, prefix, name, kind or "lock", or_other=kind is None))
     if as_json:
         _show.print_json(_show.as_dict(info))
     else:
         _show.print_one(info)
 
 
-async def _inspect(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
+async def _inspect(
+    url: str, prefix: str, name: str, kind: Kind, *, or_other: bool = False
+) -> LockInfo:
+    """Return what is known of the name, or of another kind that is in use where this one is not."""
     async with Client(read_source(url), prefix=prefix) as client:
         info = await client.inspect(name, kind=kind)
-        if not (info.holders or info.waiters or info.recorded):
-            await _hint_at_others(client, name, kind)
+        if info.holders or info.waiters or info.recorded or info.closed:
+            return info
+        others = await _others(client, name, kind)
+        if or_other and len(others) == 1:
+            return others[0]
+        _hint_at(others)
         return info
 
 
-async def _hint_at_others(client: Client, name: str, kind: Kind) -> None:
-    """Say that the name is in use as something else, for ``ls`` shows all kinds."""
+async def _others(client: Client, name: str, kind: Kind) -> list[LockInfo]:
+    """Return the other kinds under which the name is in use, for ``ls`` shows all of them."""
+    found = []
     for other in ("lock", "semaphore", "once"):
-        if other == kind:
-            continue
         with contextlib.suppress(Unsupported):
             info = await client.inspect(name, kind=other)
-            if info.holders or info.waiters or info.recorded:
-                text = (
-                    f"{name!r} of the kind {other} is held, waited for or on record: --kind {other}"
-                )
-                print(f"aiodlock: {text}", file=sys.stderr)
+            if other != kind and (info.holders or info.waiters or info.recorded):
+                found.append(info)
+    return found
+
+
+def _hint_at(others: list[LockInfo]) -> None:
+    for other in others:
+        text = f"{other.name!r} of the kind {other.kind} is held, waited for or on record"
+        print(f"aiodlock: {text}: --kind {other.kind}", file=sys.stderr)
 
 
 @app.command("break")
@@ -416,7 +433,7 @@ def break_lock(
                 text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
                 print(f"aiodlock: {text}", file=sys.stderr)
             elif not count:
-                await _hint_at_others(client, name, kind)
+                _hint_at(await _others(client, name, kind))
             return count
 
     count = _do(work())

@@ -184,7 +184,8 @@ def render(what: RenderableType) -> None:
 
 def print_one(info: LockInfo) -> None:
     """Print the lock, then a line for each holder and waiter, in columns. The same in a pipe."""
-    facts = [("name", printable(info.name)), ("state", _state(info))]
+    facts = [("name", printable(info.name)), ("kind", info.kind), ("state", _state(info))]
+    facts = [fact for fact in facts if fact != ("kind", "lock")]
     facts.append(("token", str(info.token or "none known")))
     _print_columns(facts)
     if info.holders or info.waiters:

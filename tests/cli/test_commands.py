@@ -189,7 +189,20 @@ async def test_top_counts_the_hand_overs_between_two_looks(
     assert max(rates) > 10
 
 
-@pytest.mark.parametrize("words", [("show", "mail"), ("break", "mail", "--yes")])
+async def test_show_prints_the_kind_that_is_in_use(store: Store, client: aiodlock.Client) -> None:
+    """The name of a nightly job is of the kind ``once``, and a person at night knows only the name."""
+    assert re.search("state +free", (await call(store, "show", "night"))[1])
+    async with client.once("night", keep=60):
+        code, out = await call(store, "show", "night")
+        assert code == 0
+        assert re.search("kind +once\nstate +held by 1 holder", out)
+        _, told = await call(store, "show", "night", "--json")
+        assert json.loads(told)["kind"] == "once"
+        async with client.lock("night"):  # a lock comes first
+            assert "once" not in (await call(store, "show", "night"))[1]
+
+
+@pytest.mark.parametrize("words", [("show", "mail", "--kind", "lock"), ("break", "mail", "--yes")])
 async def test_name_that_is_held_as_another_kind_is_not_just_free(
     store: Store, client: aiodlock.Client, words: tuple[str, ...]
 ) -> None:

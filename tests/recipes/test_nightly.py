@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +54,25 @@ def install(folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(content)
         (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("away", "tries"), [(2, 3), (60, 60)])
+def test_store_that_is_away_when_the_job_starts_is_tried_again(
+    tmp_path: Path, away: int, tries: int
+) -> None:
+    install(tmp_path)
+    (tmp_path / "aiodlock").write_text(
+        f"""#!/bin/sh
+echo "$2" >> {tmp_path}/tries
+test "$(wc -l < {tmp_path}/tries)" -gt {away} || exit 69
+"""
+    )
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PERIOD": "1", "RETRY_AFTER": "0"}
+    script = [str(tmp_path / "nightly.sh")]
+    done = subprocess.run(script, env=environment, check=False, timeout=60)
+    assert done.returncode == (0 if tries > away else 69)
+    assert lines(tmp_path / "tries") == ["nightly-report:1"] * tries
+    assert lines(tmp_path / "alerts") == ([] if tries > away else ["1"])  # once, at the end
 
 
 def lines(path: Path) -> list[str]:
