@@ -6,8 +6,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.asyncio import ConnectionPool, Redis
+from redis.exceptions import NoPermissionError, RedisError
 
 from .. import BackendError
 from ._finding import Finding, Level
@@ -86,7 +86,7 @@ class _Examination:
         except RedisError:
             self._info = {}
         for key in (
-            *("notify-keyspace-events", "maxmemory-policy", "save", "appendonly"),
+            *("notify-keyspace-events", "maxmemory-policy", "maxmemory", "save", "appendonly"),
             "appendfsync",
         ):
             try:
@@ -107,7 +107,7 @@ class _Examination:
                 "version",
                 "note",
                 "unknown: the user may not run INFO",
-                "The server may be too old. If the finding 'lock' is ok, it is not.",
+                "It is new enough if 'lock' is ok.",
                 "Give the user the right +info.",
             )
         numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
@@ -137,7 +137,7 @@ class _Examination:
                 "note",
                 "unknown: the user may not run CONFIG",
                 meaning,
-                f"Set {key} to {_EVENT_CLASSES} in your provider's console.",
+                f"Give the user the right +config|get, or look in your provider's console: {_EVENT_CLASSES}.",
             )
         missing = "".join(c for c in _EVENT_CLASSES if c not in present.replace("A", "gxe"))
         if not missing:
@@ -161,19 +161,20 @@ class _Examination:
             "note",
             f"off ({present or 'empty'})",
             meaning,
-            f"{how}. Or run aiodlock doctor --fix.",
+            f"{how}. Or run aiodlock doctor --fix, as a user with the right +config|set.",
         )
 
     def eviction(self) -> Finding:
         policy = self._config.get("maxmemory-policy") or self._info.get("maxmemory_policy")
-        limit = int(self._info.get("maxmemory", 0) or 0)
+        limit = int(self._info.get("maxmemory", self._config.get("maxmemory", 0)) or 0)
         if policy is None:
             return Finding(
                 "eviction",
                 "warning",
                 "unknown: the user may run neither INFO nor CONFIG",
                 "If the server evicts keys, locks can be lost.",
-                "Check in your provider's console that maxmemory-policy is noeviction.",
+                "Give the user the right +info, or check in your provider's console that maxmemory-policy is "
+                "noeviction.",
             )
         if policy == "noeviction":
             return self._room(limit)
@@ -202,7 +203,8 @@ class _Examination:
         )
 
     def persistence(self) -> Finding:
-        appends = self._info.get("aof_enabled")
+        # Each of both may be refused.
+        appends = self._info.get("aof_enabled", self._config.get("appendonly"))
         saves = self._config.get("save")
         lost = (
             "a restart loses every lock. Others can acquire it at once, and the holder notices at its next "
@@ -218,9 +220,9 @@ class _Examination:
                 "note",
                 "unknown: the user may run neither INFO nor CONFIG",
                 f"Without an append-only file, {lost}",
-                f"Check it in your provider's console. {fix}",
+                f"Give the user the right +info, or check it in your provider's console. {fix}",
             )
-        if appends:
+        if appends in (1, "yes"):
             return _append_only(self._config.get("appendfsync"))
         kind = f"snapshots ({saves})" if saves else "none"
         return Finding("persistence", "note", kind, lost[0].upper() + lost[1:], fix)
@@ -266,6 +268,14 @@ class _Examination:
             user = str(await self._server.execute_command("ACL", "WHOAMI"))  # type: ignore[no-untyped-call]
         except RedisError:
             user = self._user
+        if refused is None and user != "default" and await self._lets_everybody_in():
+            return Finding(
+                "acl",
+                "warning",
+                f"user {user} has all rights that are needed; the user default needs no password",
+                "Everybody who reaches the server can take and break every lock, without a login.",
+                "ACL SETUSER default off, when no client uses it any more.",
+            )
         if refused is None:
             return Finding("acl", "ok", f"user {user} has all rights that are needed")
         prefix = self._prefix
@@ -278,6 +288,19 @@ class _Examination:
             "+@read +@write +@scripting +@pubsub +@connection +time; with +info +config|get, doctor "
             "finds out more.",
         )
+
+    async def _lets_everybody_in(self) -> bool:
+        """Tell whether a connection without a login may do something."""
+        ours = self._server.connection_pool
+        options = {**ours.connection_kwargs, "username": None, "password": None}
+        async with Redis.from_pool(ConnectionPool(ours.connection_class, **options)) as nobody:
+            try:
+                await nobody.ping()
+            except NoPermissionError:
+                return True
+            except RedisError:
+                return False
+        return True
 
     async def clock(self) -> Finding:
         offsets: list[float] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ._doctor_redis import examine_server
 from ._finding import Finding
@@ -70,9 +70,11 @@ def _command(*words: str) -> Callable[[Redis], Awaitable[Any]]:
 
 
 def _why(failed: Exception) -> str:
+    """Say that it does not answer, or what its answer was."""
     if isinstance(failed, TimeoutError):
-        return f"no answer within {_WITHIN:g} s"
-    return str(failed) or type(failed).__name__
+        return f"does not answer: no answer within {_WITHIN:g} s"
+    refuses = isinstance(failed, ResponseError | AuthenticationError)
+    return f"{'refuses' if refuses else 'does not answer'}: {failed or type(failed).__name__}"
 
 
 async def _examined(url: str, which: str, prefix: str, fix: bool) -> list[Finding]:
@@ -93,7 +95,7 @@ def _silent_primary(which: str, why: str) -> Finding:
     return Finding(
         which,
         "error",
-        f"does not answer: {why}",
+        why,
         "The names that it keeps can be neither locked nor released until it, or a replica in its place, "
         "answers.",
         "Look at this server and its log. If it does not come back, promote a replica.",
@@ -134,7 +136,9 @@ async def examine_sentinels(url: str, prefix: str, *, fix: bool) -> list[Finding
             if not isinstance(answer, Exception)
         )
     )
-    known: list[Any] = next((r for r in replicas if not isinstance(r, Exception)), [])
+    known = next((r for r in replicas if not isinstance(r, Exception)), None)
+    if known is None:
+        return [*findings, _unknown_replicas(replicas)]
     return [*findings, _about_replicas([_facts(one) for one in known])]
 
 
@@ -168,7 +172,7 @@ def _about_sentinel(host: str, answer: Any, service: str) -> Finding:
     return Finding(
         f"sentinel {host}",
         "warning",
-        f"does not answer: {_why(answer)}",
+        _why(answer),
         "Clients ask the other sentinels. Without a majority of them there is no failover.",
         "Bring this sentinel back, or leave it out of the URL.",
     )
@@ -210,6 +214,19 @@ def _two_primaries(primaries: Sequence[str]) -> Finding:
         "See which sentinel is wrong, and reset it (SENTINEL RESET). No sentinel of another service "
         "must be in the URL.",
     )
+
+
+def _unknown_replicas(answers: Sequence[Exception]) -> Finding:
+    if all(isinstance(answer, NoPermissionError) for answer in answers):
+        return Finding(
+            "replicas",
+            "note",
+            "unknown: the user of the sentinels may not run SENTINEL REPLICAS",
+            "If no replica is there, nothing can take the place of a primary that dies.",
+            "Give that user the right +sentinel|replicas, on each sentinel.",
+        )
+    why = "; ".join(dict.fromkeys(map(_why, answers)))
+    return Finding("replicas", "warning", f"unknown: every sentinel {why}")
 
 
 def _about_replicas(replicas: Sequence[Mapping[str, str]]) -> Finding:
@@ -275,7 +292,7 @@ async def examine_cluster(url: str, prefix: str, *, fix: bool) -> list[Finding]:
         Finding(
             f"seed {host}",
             "warning",
-            f"does not answer: {_why(answer)}",
+            _why(answer),
             "Clients enter by the other nodes in the URL.",
             "Bring this node back, or name another one.",
         )
@@ -287,6 +304,15 @@ async def examine_cluster(url: str, prefix: str, *, fix: bool) -> list[Finding]:
         for host, answer in zip(named.hosts, answers, strict=True)
         if not isinstance(answer, Exception)
     ]
+    if not views and all(isinstance(answer, NoPermissionError) for answer in answers):
+        cluster = Finding(
+            "cluster",
+            "note",
+            "unknown: the user may not run CLUSTER NODES",
+            "Its primaries were not examined.",
+            "Give the user the right +cluster|nodes, on each node.",
+        )
+        return [*findings, cluster]
     if not views:
         cluster = Finding(
             "cluster", "error", "no node in the URL answers", "No lock can be acquired."

@@ -17,6 +17,7 @@ from aiodlock.cli import _app, _finding
 from ..scenes import bounded
 from ..servers import BINARIES, CLUSTER, SENTINEL, Store, embedded
 from ..topology.cluster import Cluster, port
+from ..topology.servers import Node
 from .test_commands import call
 
 SUBJECTS = [
@@ -113,13 +114,31 @@ async def test_doctor_names_what_the_acl_forbids_and_fixes_it(store: Store) -> N
         found = {finding["subject"]: finding for finding in json.loads(out)}
         assert code == 0
         assert list(found) == SUBJECTS
-        assert found["acl"]["level"] == "ok"
+        assert found["acl"]["level"] == "warning"
+        assert "default needs no password" in found["acl"]["found"]
         for subject in ("version", "notifications", "eviction", "persistence", "replicas"):
             assert "unknown" in found[subject]["found"]
         assert (await call(poor, "ls"))[0] == 0
         assert (await call(poor, "break", "x", "--yes"))[0] == 1
     finally:
         await acl("DELUSER", "poor")
+
+
+async def test_doctor_takes_no_refusal_for_an_answer() -> None:
+    """Each of INFO and CONFIG alone tells that the file is appended to, and how much memory there is."""
+    own = ("ON", ">secret", "~*", "&*", "+@all", "-@admin", "+acl|whoami")
+    with Node(BINARIES["valkey9"](), appendonly="yes") as node:
+        node.call("CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
+        node.call("CONFIG", "SET", "appendfsync", "always")
+        store = Store("valkey9", f"redis://own:secret@127.0.0.1:{node.port}/0")
+        for rights in (("+config|get", "-info"), ("+info",)):
+            node.call("ACL", "SETUSER", "own", "RESET", *own, *rights)
+            found = await findings(store)
+            assert found["acl"]["level"] == "warning"
+            assert found["eviction"]["level"] == "error"
+            assert "append-only" in found["persistence"]["found"]
+        node.call("ACL", "SETUSER", "default", "off")
+        assert (await findings(store))["acl"]["level"] == "ok"
 
 
 @pytest.mark.stores("valkey9")

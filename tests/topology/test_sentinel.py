@@ -16,6 +16,8 @@ from aiodlock._embedded import find_valkey9
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis import Source
 from aiodlock.backends.redis.sentinel import Sentinel as OneSentinel
+from aiodlock.cli._doctor_servers import examine_sentinels
+from aiodlock.cli._finding import Finding
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy, named
@@ -146,6 +148,26 @@ async def test_user_of_the_sentinels_that_the_page_lists_is_enough(
     url += "?sentinel_username=locks&sentinel_password=PASSWORD"
     async with aiodlock.Client(url) as client, client.lock("name") as lease:
         assert lease.held
+
+
+async def test_doctor_tells_a_refusal_of_sentinels_from_the_lack_of_replicas(
+    service: SentinelService,
+) -> None:
+    url = service.url + "?sentinel_username=looks&sentinel_password=secret"
+
+    async def replicas(*rights: str) -> Finding:
+        for sentinel in service.sentinels:
+            sentinel.call("ACL", "SETUSER", "looks", "RESET", "ON", ">secret", *rights)
+        found = await examine_sentinels(url, "aiodlock", fix=False)
+        (finding,) = [one for one in found if one.subject == "replicas"]
+        return finding
+
+    refused = await replicas("+ping", "+hello", "+sentinel|master")
+    assert (refused.level, refused.fix.split()[5]) == ("note", "+sentinel|replicas,")
+    assert refused.found.startswith("unknown: the user of the sentinels may not")
+    lines = (Path(__file__).parents[2] / "examples/operators/sentinel.acl").read_text().splitlines()
+    rights = [word for line in lines for word in line.split() if word.startswith("+")]
+    assert (await replicas(*rights)).found == str(len(service.followers))
 
 
 async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelService) -> None:
