@@ -137,7 +137,8 @@ class _Examination:
                 "note",
                 "unknown: the user may not run CONFIG",
                 meaning,
-                f"Give the user the right +config|get, or look in your provider's console: {_EVENT_CLASSES}.",
+                f"Give the user the right +config|get, or set {key} to {_EVENT_CLASSES} in your provider's "
+                "console.",
             )
         missing = "".join(c for c in _EVENT_CLASSES if c not in present.replace("A", "gxe"))
         if not missing:
@@ -173,8 +174,8 @@ class _Examination:
                 "warning",
                 "unknown: the user may run neither INFO nor CONFIG",
                 "If the server evicts keys, locks can be lost.",
-                "Give the user the right +info, or check in your provider's console that maxmemory-policy is "
-                "noeviction.",
+                "Give the user the right +info, or check in your provider's console that "
+                "maxmemory-policy is noeviction.",
             )
         if policy == "noeviction":
             return self._room(limit)
