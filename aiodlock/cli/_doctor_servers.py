@@ -74,7 +74,7 @@ def _why(failed: Exception) -> str:
     if isinstance(failed, TimeoutError):
         return f"does not answer: no answer within {_WITHIN:g} s"
     refuses = isinstance(failed, ResponseError | AuthenticationError)
-    return f"{'refuses' if refuses else 'does not answer'}: {failed or type(failed).__name__}"
+    return f"{'refuses' if refuses else 'does not answer'}: {str(failed) or type(failed).__name__}"
 
 
 async def _examined(url: str, which: str, prefix: str, fix: bool) -> list[Finding]:
