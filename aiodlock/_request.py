@@ -392,9 +392,9 @@ class Request(Hold):
             case "expired":
                 left = self.place.deadline - now()
                 if left <= 0.0:
-                    return f"expired {-left:.1f} s ago"
+                    return f"expired {-left:.1f} s ago{self.why_silent}"
                 margin = f" (margin {self.terms.margin:g} s)" if self.terms.margin else ""
-                return f"is over, and another may hold it in {left:.1f} s{margin}"
+                return f"is over, and another may hold it in {left:.1f} s{margin}{self.why_silent}"
             case "broken":
                 return "was broken by an operator"
             case "taken_over":
@@ -406,6 +406,11 @@ class Request(Hold):
                 return "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
             case "closed":
                 return "ended because its client was closed"
+
+    @property
+    def why_silent(self) -> str:
+        """Why its last message had no answer, to go on with in a sentence; nothing if it had one."""
+        return f": {self.unanswered}" if self.unanswered and self.place.silent else ""
 
     @property
     def ran_out(self) -> bool:

@@ -535,6 +535,7 @@ class _Supervision:
         if reason == "expired":
             margin = self._wanted.margin
             why += f", and has {kill_in + min(_SPARE, margin / 4):.1f} s left"
+            why += self._lease._request.why_silent
         self._wanted.say(
             "losing",
             f"{self._wanted.name!r}: {why}; the command gets SIGTERM now, and SIGKILL in {kill_in:.1f} s "

@@ -21,7 +21,7 @@ from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.refusals import ReplyError
 
-from ..scenes import LASTING, bounded, is_held, until, until_outlived
+from ..scenes import LASTING, bounded, is_held, until, until_outlived, until_waiting
 from ..servers import embedded
 from .cluster import Cluster, port
 
@@ -103,6 +103,23 @@ async def test_user_that_stays_away_makes_the_store_unavailable_and_not_the_clie
             return False
 
         await until(is_served, "a login")
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_who_holds_and_who_waits_are_told_of_the_refusal_that_ended_it(
+    servers: list[EmbeddedServer], nodes: int
+) -> None:
+    """A password is rotated, and somebody has the old one: "no connection" says nothing of that."""
+    urls = [_as_user(server) for server in servers[:nodes]]
+    source = urls if nodes > 1 else urls[0]
+    async with aiodlock.Client(source, unavailable_after=3.0, restart_delay=None) as client:
+        lease = await client.lock("name", ttl=2.0, on_lost="flag").acquire()
+        waiting = asyncio.create_task(client.lock("name").acquire())
+        await until_waiting(client, "name")
+        _shut_out(*map(port, servers[:nodes]))
+        with pytest.raises(aiodlock.BackendUnavailable, match="invalid username-password"):
+            await waiting
+        assert "invalid username-password" in str(await lease.wait_lost())
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])

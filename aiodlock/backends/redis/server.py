@@ -279,7 +279,8 @@ class Server:
 
     def unreachable(self) -> BackendUnavailable:
         """Return the error that says why nothing can be sent."""
-        error = BackendUnavailable(f"no connection to {self.described}")
+        why = f": {self.failure}" if self.failure else ""
+        error = BackendUnavailable(f"no connection to {self.described}{why}")
         error.__cause__ = self.failure
         return error
 
