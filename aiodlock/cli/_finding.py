@@ -68,5 +68,5 @@ def no_lock(error: Exception) -> Finding:
         "error",
         f"a lock could not be acquired and released: {error}",
         "aiodlock cannot work with this server.",
-        "Read the other findings. Frequent causes: the ACL, a replica, a server that is too old.",
+        "Read the other findings. Frequent causes: the ACL, a full memory, a replica, an old server.",
     )
