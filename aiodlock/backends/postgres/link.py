@@ -393,7 +393,9 @@ class Link:
         self._good_until = moment + _GOOD
         if moment < lost:
             return  # it was told a moment ago
-        why = self.failure or "closed by the server"
+        # The driver tells in its own words of what it was about when the connection ended.
+        mute = self.failure is None or isinstance(self.failure, asyncpg.InternalClientError)
+        why = "closed by the server" if mute else self.failure
         extra = {"event": "no_connection"}
         _logger.warning("the connection to %s was lost: %s", self.described, why, extra=extra)
 
