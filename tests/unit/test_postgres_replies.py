@@ -77,6 +77,9 @@ def test_notification_of_a_connection_that_was_not_probed_is_not_heard() -> None
     notifications._hear_one("probe 0")
     notifications._hear_one("granted id key 8")
     assert heard == ["granted id key 8"]
+    notifications.listening.link.connection = cast(Any, object())
+    notifications._hear_one("granted id key 9")
+    assert heard == ["granted id key 8"]
 
 
 _CELL = st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4) | st.booleans()

@@ -104,7 +104,9 @@ class _Watched:
         self._on_answer = on_answer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
+        # asyncpg keeps this for its loop: what is asked for is found at once from now on.
+        setattr(self, name, found := getattr(self._loop, name))
+        return found
 
     async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:
         def watched() -> Any:

@@ -32,8 +32,8 @@ class Notifications:
 
     Mutable state: ``listener`` (while the store runs), ``polls`` (no notifications arrive here), ``known``
     (set once it is known whether they do), ``_probes`` (how many notifications of our own were sent),
-    ``_probed`` (set when the last one arrives: until then, what is heard may be of another database),
-    ``_heard_on`` (the connection where the latest arrived).
+    ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived).
+    Until it has arrived, what is heard may be of another database.
     """
 
     def __init__(
@@ -122,8 +122,13 @@ class Notifications:
             self._heard_on = self.listening.link.connection
             self.polls = False
             self._probed.set()
-        elif message and self._probed.is_set() and not message.startswith("probe"):
+        elif message and self._is_proven and not message.startswith("probe"):
             self.hear([message])
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether the latest notification of our own has arrived, and on the present connection."""
+        return self._probed.is_set() and self._heard_on is self.listening.link.connection
 
     def hear(self, messages: Sequence[str]) -> None:
         """Take what was said, by a notification or behind the answers to a call."""
