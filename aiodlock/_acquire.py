@@ -110,7 +110,7 @@ class Acquisition:
         self._begin(task, own, mine)
         # What comes out of here may end it, with this frame: only the collector would free both.
         del task
-        about = session.telling.acquiring(self._request)
+        about = session.telling.acquiring(self._request) if session.telling.hooks else None
         try:
             timeout = self._timeout
             try:
@@ -121,7 +121,8 @@ class Acquisition:
             if bodies:
                 await self._check_bodies_again(bodies)
         except BaseException as error:
-            session.telling.not_acquired(about, self._started, error)
+            if about is not None:
+                session.telling.not_acquired(about, self._started, error)
             if isinstance(error, asyncio.CancelledError | AcquireTimeout):
                 # Of thousands of tasks that end so, none keeps our frames and what is in them.
                 del self
@@ -429,11 +430,12 @@ class Acquisition:
         session, request = self._session, self._request
         session.register.add_hold(request)
         lease = self._lease_type(session, request)
-        try:
-            session.telling.acquired(request, about, self._started)
-        except BaseException:  # what a hook raises goes to the log; not an exit
-            session.departure.give_up(request, request.serial)
-            raise
+        if about is not None:
+            try:
+                session.telling.acquired(request, about, self._started)
+            except BaseException:  # what a hook raises goes to the log; not an exit
+                session.departure.give_up(request, request.serial)
+                raise
         request.used = request.terms.begins
         return lease
 

@@ -95,7 +95,7 @@ class Body:
             loss = await self._leave(wait=exc_type is not GeneratorExit)
         finally:
             deadlocks = self._session.deadlocks
-            if deadlocks is not None and task is not current_task():
+            if deadlocks is not None and task is not task_of(self._session.loop):
                 deadlocks.left_block(task)
         if loss is None and loss_alone:
             # Its own was released inside the body, and what else the task had of it was lost.

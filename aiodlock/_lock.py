@@ -34,6 +34,7 @@ from ._options import (
 )
 from ._patience import LEAST, soon
 from ._request import Request
+from ._tasks import task_of
 
 _logger = logging.getLogger("aiodlock")
 
@@ -264,7 +265,7 @@ class Acquirable:
         if session is not None and session.death is not None:
             return self._acquire_later(timeout, own)
         session = self._core.use(self._name)
-        task = asyncio.current_task() if own is None else None
+        task = task_of(session.loop) if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
         asked = Acquisition(session, self._terms, self._options, self._lease_type, timeout)

@@ -38,28 +38,23 @@ class Telling:
 
     # -- the life of a request ---------------------------------------------------------------------
 
-    def acquiring(self, request: Request) -> RequestInfo | None:
-        """A request begins; return what hooks are told of it, None when there are none."""
-        if not self.hooks:
-            return None
+    def acquiring(self, request: Request) -> RequestInfo:
+        """A request begins; return what hooks are told of it. Called if there are any, as are the next two."""
         about = _about(request)
         self._tell("acquiring", about)
         return about
 
-    def not_acquired(self, about: RequestInfo | None, started: float, error: BaseException) -> None:
+    def not_acquired(self, about: RequestInfo, started: float, error: BaseException) -> None:
         """A request was given up, or needs no lease: a success is on record."""
-        if about is None:
-            return
         if isinstance(error, AlreadyDone):
             self._tell("done", about, now() - started)
         else:
             self._tell("not_acquired", about, now() - started, error)
 
-    def acquired(self, request: Request, about: RequestInfo | None, started: float) -> None:
+    def acquired(self, request: Request, about: RequestInfo, started: float) -> None:
         """A request was granted."""
-        if about is not None:
-            request.told = replace(about, token=request.token)
-            self._tell("acquired", request.told, now() - started)
+        request.told = replace(about, token=request.token)
+        self._tell("acquired", request.told, now() - started)
 
     def handed_out(self, request: Request) -> None:
         """A lease that lingered has a new body: to hooks it is another request, granted at once."""
