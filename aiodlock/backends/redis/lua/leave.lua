@@ -18,11 +18,13 @@ local quiet = redis.call('EXISTS', queue, waiters) == 0
 if quiet and ARGV[5] == '0' and why == 'ended' then
   local text = redis.call('HGET', state, id)
   -- Whether the clamp would bring the deadline nearer or not, the record is live as long as it is to come.
-  if text and not has_hold(text) and now < tonumber((select(3, read_record(text)))) then
+  if text and not string.find(text, ' h=', 1, true) and now < tonumber(string.match(text, '^[^ ]+ [^ ]+ ([^ ]+)')) then
     redis.call('HDEL', state, id)
     return {'released'}
   end
 end
+
+-- (records)
 
 -- Of a waiter who stands there and lives: the ms left, and its deadline and length as they are written.
 local function alive(text, stream_id)

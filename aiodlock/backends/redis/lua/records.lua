@@ -1,5 +1,5 @@
--- records: how what is kept of a request is read and written. It stands at the head of each script, behind the time:
--- the short ways and the general ones read with the same functions.
+-- records: how what is kept of a request is read and written. It stands at the head of each script, behind the time,
+-- or behind its shortest way, which needs one word of one record.
 --
 -- A state record      "mode token deadline length delay owner client"
 -- A queue entry       id <request id>, r "mode delay owner client"
