@@ -39,7 +39,7 @@ class Telling:
     # -- the life of a request ---------------------------------------------------------------------
 
     def acquiring(self, request: Request) -> RequestInfo:
-        """A request begins; return what hooks are told of it. Called if there are any, as are the next two."""
+        """A request begins; return what hooks are told of it. Called if there are any."""
         about = _about(request)
         self._tell("acquiring", about)
         return about
