@@ -63,7 +63,9 @@ class LockLost(LockError):
 
     reason: LossReason
 
-    def __init__(self, message: str, *, name: str | None = None, reason: LossReason) -> None:
+    def __init__(
+        self, message: str, *, name: str | None = None, reason: LossReason = "expired"
+    ) -> None:
         super().__init__(message, name=name)
         self.reason = reason
 

@@ -1,7 +1,7 @@
 """The log of one client, bounded: the same event for many names within a second is told in two lines.
 
 The first one is written at once, as it is. What follows within a second is counted, and written as one line
-at its end: the number, and the first few names. So an outage of ten thousand leases writes a few lines. An
+at its end: the number, the reasons, and the first few names. So an outage of ten thousand leases writes a few lines. An
 event that stands alone in that line is written in its own words.
 
 Hooks hear each event: they are told by ``Telling``.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 _logger = logging.getLogger("aiodlock")
@@ -24,12 +25,13 @@ _FEW = 5
 class _Burst:
     """Events of one kind since a line about them was written. Mutable state: all."""
 
-    __slots__ = ("level", "names", "number", "only")
+    __slots__ = ("level", "names", "number", "only", "reasons")
 
     def __init__(self) -> None:
         self.level = logging.NOTSET
         self.number = 0
         self.names: list[str] = []
+        self.reasons: Counter[str] = Counter()
         #: The first one: what to log if no other one comes.
         self.only: tuple[str, tuple[object, ...], dict[str, Any]] = ("", (), {})
 
@@ -62,6 +64,8 @@ class Log:
             burst.only = text, args, extra
         burst.level = max(burst.level, level)
         burst.number += 1
+        if "reason" in more:
+            burst.reasons[str(more["reason"])] += 1
         if len(burst.names) < _FEW:
             burst.names.append(name)
 
@@ -83,14 +87,21 @@ class Log:
             text, args, extra = burst.only
             _logger.log(burst.level, text, *args, extra=extra)
         else:
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in burst.reasons.most_common())
             _logger.log(
                 burst.level,
-                "%s: %d more names within a second: %s%s",
+                "%s: %d more names within a second%s: %s%s",
                 event,
                 burst.number,
+                f" ({reasons})" if reasons else "",
                 ", ".join(map(repr, burst.names)),
                 ", …" if burst.number > len(burst.names) else "",
-                extra={"event": event, "number": burst.number, "locks": burst.names},
+                extra={
+                    "event": event,
+                    "number": burst.number,
+                    "locks": burst.names,
+                    "reasons": dict(burst.reasons),
+                },
             )
         if not self._over:
             self._begin(event)

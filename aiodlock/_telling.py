@@ -85,10 +85,11 @@ class Telling:
 
     @staticmethod
     def blocked(late: float, ttl: float) -> None:
-        """The event loop did nothing for a large part of a lease."""
+        """The event loop did nothing for a large part of a lease: blocked, or the whole process stopped."""
         _logger.warning(
-            "the event loop was blocked for at least %.2f s, and the shortest ttl held is %.2f s: nothing "
-            "is extended meanwhile, and leases get lost; run what blocks in a thread",
+            "this process was paused, or its event loop was blocked, for at least %.2f s, and the shortest "
+            "ttl held is %.2f s: nothing is extended meanwhile, and leases get lost; if code of yours "
+            "blocks the loop, run it in a thread",
             late,
             ttl,
             extra={"event": "loop_blocked"},
@@ -153,8 +154,9 @@ class Telling:
 
     def release_failed(self, request: Request, error: Exception) -> None:
         """A leave that nobody awaits was given up."""
-        text = "%r could not be left; the server frees it when its lease ends: %r"
-        self.log.tell(WARNING, "release_failed", request.name, text, request.name, error)
+        if request.lost is None:  # else its end was told
+            text = "releasing %r had no answer until its lease ended, which has freed it: %r"
+            self.log.tell(WARNING, "release_failed", request.name, text, request.name, error)
         if self.hooks:
             self._tell("release_failed", _about(request), error)
 

@@ -46,7 +46,8 @@ def lifespan(
     :param client_options: as of ``Client``.
     :raises BackendUnavailable: (when the app starts) when the store does not answer within 5 s.
     :raises ValueError: (when the app starts) for a ``Locked`` with a field that no parameter of the route
-        fills, for one whose handler yields, and for a ``Once`` whose run nobody reads.
+        fills, for one whose handler yields, for one that would wait for another one of the same request,
+        and for a ``Once`` whose run nobody reads.
     """
     client = Client(source, **client_options)
 
@@ -66,13 +67,17 @@ def lifespan(
 
 
 def _check_routes(app: FastAPI) -> None:
-    """Refuse a field that no request can fill, a handler that yields, and a ``Once`` that nobody reads."""
+    """Refuse what no request can use: see ``lifespan``."""
     for route, in_path in _all_routes(app.routes):
+        before: list[Locked] = []
         for locked in _locked(route.dependant):
             try:
                 locked._check(route.dependant, route.endpoint, in_path)
+                for earlier in before:
+                    locked._check_behind(earlier)
             except ValueError as error:
                 raise ValueError(f"{locked!r} at {route.path!r}: {error}") from None
+            before.append(locked)
 
 
 def _show_responses(app: FastAPI) -> None:
@@ -154,7 +159,7 @@ class _LockClient(_Dependency):
                 "there is no client at app.state.aiodlock: make the app with "
                 "FastAPI(lifespan=aiodlock.fastapi.lifespan(url)), and in tests enter its lifespan"
             )
-        with as_problems(connection):
+        with as_problems(connection, client):
             yield client
 
 
@@ -163,7 +168,7 @@ class _Mapped(_Dependency):
         super().__init__(None, parameter("client", Annotated[Client, Depends(handed)]))
 
     async def __call__(self, connection: HTTPConnection, client: Client) -> AsyncIterator[Client]:
-        with as_problems(connection):
+        with as_problems(connection, client):
             yield client
 
 
@@ -262,6 +267,22 @@ class Locked(_Dependency):
             raise ValueError(YIELDS)
         self.__dict__["_template"].bind(dependant, in_path)
 
+    def _check_behind(self, earlier: Locked) -> None:
+        """Raise ValueError when what the same request has taken before would not let it in."""
+        mine, its = self.__dict__, earlier.__dict__
+        if (
+            self is not earlier
+            and mine["_template"].text == its["_template"].text
+            and its["_shared"]
+            and not mine["_shared"]
+            and type(self) is type(earlier)
+            and mine["_options"].get("owner") == its["_options"].get("owner")
+        ):
+            raise ValueError(
+                "the request holds the name in shared mode already, and would wait for itself "
+                "(DeadlockError): declare the exclusive one first"
+            )
+
     async def __call__(
         self, connection: HTTPConnection, client: Client, **fields: str
     ) -> AsyncIterator[Lease]:
@@ -272,7 +293,7 @@ class Locked(_Dependency):
         lock: Lock = client.lock(name, **{**inner["_options"], "timeout": timeout})
         if inner["_shared"]:
             lock = client.rwlock(name, **{**inner["_options"], "timeout": timeout}).read
-        with as_problems(connection, name, timeout, inner["_status"]):
+        with as_problems(connection, client, name, timeout, inner["_status"]):
             watch = Watch(connection)
             try:
                 async with await watch.acquire(lock) as lease:

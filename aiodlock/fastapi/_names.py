@@ -31,6 +31,8 @@ from ._problems import NameRefused
 _NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
 #: Types of which no value is one text.
 _SEVERAL = (list, tuple, set, frozenset, dict, bytes, BaseModel)
+#: Types whose values are written in more than one way; ``aiodlock.name`` refuses them, too.
+_NO_ONE_TEXT = (bool, float)
 
 
 def marker(field: Field) -> Any:
@@ -70,7 +72,7 @@ class RequestTemplate(Template):
         }
         in_paths = found.pop("path", [])
         if "path" in places and (field.name in in_path or not all(one.is_ours for one in in_paths)):
-            return _Source(field, "path", in_paths)
+            return _checked(_Source(field, "path", in_paths))
         if not found:
             handler = getattr(getattr(dependant, "call", None), "__name__", None)
             raise ValueError(
@@ -83,11 +85,10 @@ class RequestTemplate(Template):
                 f"{{{next(iter(found))}.{field.name}}}"
             )
         ((place, declared),) = found.items()
-        for one in declared:
-            one.check()
+        source = _checked(_Source(field, place, declared))
         if place == "body" and len({one.parameter.name for one in declared}) > 1:
             raise ValueError(f"more than one part of the body has the field {field.name!r}")
-        return _Source(field, place, declared)
+        return source
 
     def _bound(self, route: Any, in_path: Collection[str]) -> list[_Source]:
         """Find the parameters once per route, which keeps them: that is dearer than to read the values."""
@@ -141,14 +142,18 @@ class _Declared:
         return hasattr(self.dependant.call, "names_a_lock")
 
     def check(self) -> None:
-        """Raise ValueError for a parameter that does not hold one value."""
+        """Raise ValueError for a parameter that does not hold one value, or one without one text."""
         kind = _plain(self.annotation)
         kind = get_origin(kind) or kind
-        if isinstance(kind, type) and issubclass(kind, _SEVERAL):
-            name = self.attribute or self.parameter.alias
-            raise ValueError(  # noqa: TRY004 (of the template)
-                f"the parameter {name!r} is a {kind.__name__}, which is not one value"
-            )
+        if not isinstance(kind, type):
+            return
+        name, why = self.attribute or self.parameter.alias, None
+        if issubclass(kind, _SEVERAL):
+            why = "is not one value"
+        elif issubclass(kind, _NO_ONE_TEXT):
+            why = "cannot be part of a lock's name: declare a str, an int or a Decimal"
+        if why is not None:
+            raise ValueError(f"the parameter {name!r} is a {kind.__name__}, which {why}")
 
     def keys(self) -> set[str]:
         """Return under which names a request can have the value."""
@@ -205,10 +210,6 @@ class _Source:
         return text
 
     def _text(self, value: object) -> str:
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, float):
-            return repr(value + 0.0)  # -0.0 is 0.0
         return text_of(f"the parameter {self.field.name!r}", value)
 
     def _raw(self, connection: HTTPConnection) -> object:
@@ -234,6 +235,12 @@ class _Source:
         if isinstance(received, Headers | QueryParams):
             return [value for key in keys for value in received.getlist(key)]
         return [received[key] for key in keys if key in received]
+
+
+def _checked(source: _Source) -> _Source:
+    for declared in source.declared:
+        declared.check()
+    return source
 
 
 def _received(connection: HTTPConnection, place: str) -> Any:

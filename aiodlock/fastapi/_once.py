@@ -141,7 +141,7 @@ class Once(Locked):
         name, timeout = await inner["_template"].name(connection), inner["_timeout"]
         fingerprint = await fingerprint_of(connection) if inner["_fingerprint"] else None
         once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
-        problems = as_problems(connection, name, timeout, inner["_status"])
+        problems = as_problems(connection, client, name, timeout, inner["_status"])
         with _answers_to(connection, response) as handled, problems:
             watch = Watch(connection)
 
@@ -174,6 +174,11 @@ class Once(Locked):
     def _check(self, dependant: Any, endpoint: Any, in_path: Collection[str]) -> None:
         super()._check(dependant, endpoint, in_path)
         self._check_use(dependant, ValueError)
+
+    def _check_behind(self, earlier: Locked) -> None:
+        same = self.__dict__["_template"].text == earlier.__dict__["_template"].text
+        if self is not earlier and isinstance(earlier, Once) and same:
+            raise ValueError("the request does it already (DeadlockError): use one Once object")
 
     def _check_use(self, dependant: Any, error: type[Exception]) -> None:
         """Raise if neither the handler nor a dependency can tell whether it is first."""

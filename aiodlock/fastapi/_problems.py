@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from fastapi import HTTPException, WebSocket, WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
+from .._client import Client
 from .._errors import (
     AcquireTimeout,
     BackendError,
@@ -20,6 +22,7 @@ from .._errors import (
     WouldBlock,
 )
 
+_logger = logging.getLogger("aiodlock")
 _LONGEST_RETRY_AFTER = 30
 
 
@@ -139,6 +142,7 @@ responses: dict[int | str, dict[str, Any]] = _document(LockTimedOut, LeaseLost, 
 @contextmanager
 def as_problems(
     connection: HTTPConnection,
+    client: object,
     name: str | None = None,
     timeout: float | None = None,
     status: int = LockTimedOut.status,
@@ -152,7 +156,22 @@ def as_problems(
         problem = _problem(error, timeout, status)
         if problem is None or is_closed(connection):
             raise  # if it is closed, only the log can tell
+        if isinstance(problem, StoreAway):
+            _log(client, error)
         raise told_to(connection, problem) from error
+
+
+def _log(client: object, error: LockError) -> None:
+    """Log why a request gets 503, bounded as all that the client logs: the caller is not told.
+
+    :param client: the one of the request, or what a test has put in its place.
+    """
+    session = client._core.session if isinstance(client, Client) else None
+    event, text = "request_refused", "a request gets 503: %s"
+    if session is None:
+        _logger.warning(text, error, extra={"event": event, "lock": error.name})
+    else:
+        session.telling.log.tell(logging.WARNING, event, error.name or "", text, error)
 
 
 def is_closed(connection: HTTPConnection) -> bool:
@@ -181,10 +200,13 @@ def told_to(connection: HTTPConnection, problem: LockProblem) -> Exception:
 def _problem(error: LockError, timeout: float | None, status: int) -> LockProblem | None:
     match error:
         case AcquireTimeout() | WouldBlock():
+            # The messages of errors are for who writes the program.
             after = min(max(1, math.ceil(timeout or 0)), _LONGEST_RETRY_AFTER)
-            return LockTimedOut(str(error), name=error.name, retry_after=after, status=status)
+            detail = f"Somebody else holds {error.name!r}; try again in {after} s."
+            return LockTimedOut(detail, name=error.name, retry_after=after, status=status)
         case LockLost():
-            return LeaseLost(str(error), name=error.name)
+            detail = f"The lock on {error.name!r} was lost; the work may be half done."
+            return LeaseLost(detail, name=error.name)
         case BackendError() | ClientClosed():
             # The message of a backend's error names hosts: that is for the log.
             detail = "The store where locks live does not answer."

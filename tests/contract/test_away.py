@@ -27,10 +27,12 @@ from aiodlock._embedded import EmbeddedServer, find_valkey9
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import (
+    PATIENCE,
     held_elsewhere,
     is_held,
     stalls,
     takes,
+    until,
     until_cancelled,
     until_free,
     until_waiting,
@@ -302,6 +304,24 @@ async def test_holder_that_cannot_extend_is_told_before_the_next_is_in(
     assert told[0] <= next_is_in
     await lease.release()
     await proxy.heal()
+
+
+async def test_release_that_failed_is_logged_once_and_not_for_a_lease_that_was_lost(
+    proxy: FaultProxy, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(proxy.url, ttl=1)
+    with pytest.raises(LockLost):
+        async with client.lock("lost"):
+            async with client.lock("left"):
+                proxy.half_open()
+            await until_cancelled()
+    assert client._core.session is not None
+    requests = client._core.session.register.requests
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: not requests)
+    records = [one for one in caplog.records if getattr(one, "event", "") == "release_failed"]
+    assert [one.lock for one in records] == ["left"]  # type: ignore[attr-defined]
+    assert "had no answer until its lease ended" in records[0].getMessage()
 
 
 async def test_extend_by_hand_retries_until_the_store_is_back(

@@ -10,12 +10,14 @@ import pytest
 
 import aiodlock
 from aiodlock._errors import LossReason
+from aiodlock.testing import lose
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, until, until_waiting
 
 pytestmark = pytest.mark.stores("memory")
 MANY = 300
+REASONS: list[LossReason] = ["broken", "gone", "broken", "gone"]
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
@@ -69,6 +71,19 @@ async def test_leases_lost_at_once_are_a_few_lines_and_hooks_hear_each(
     assert told(records) == MANY, "what was counted is written when the client is left"
     assert len(records) <= 10
     assert sorted(heard) == sorted(lease.name for lease in leases)
+
+
+async def test_line_about_many_losses_has_their_reasons(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client()
+    leases = [await client.lock(name).acquire() for name in "abcd"]
+    await asyncio.gather(*(lose(lease, reason) for lease, reason in zip(leases, REASONS)))
+    await client.__aexit__(None, None, None)
+    first, later = lines(caplog, "lost")
+    assert first.reason == "broken"  # type: ignore[attr-defined]
+    assert "3 more names within a second (gone: 2, broken: 1): 'b', 'c', 'd'" in later.getMessage()
+    assert later.reasons == {"gone": 2, "broken": 1}  # type: ignore[attr-defined]
 
 
 async def test_second_event_alone_is_written_in_its_own_words(

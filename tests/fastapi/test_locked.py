@@ -549,6 +549,78 @@ async def test_store_away_gives_503(store: Store, serve: Serve) -> None:
         assert answer.json()["detail"]["status"] == 503
 
 
+@pytest.mark.stores("valkey9")
+async def test_cause_of_503_is_in_the_log_which_is_bounded(
+    store: Store, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI(lifespan=lifespan(store.source, unavailable_after=0.3, close_timeout=0.5))
+
+    @app.get("/{x}")
+    async def handler(lease: Annotated[Lease, Locked("{x}", timeout=0.5)]) -> None:
+        raise AssertionError("must not run")
+
+    async with serve(app) as http:
+        assert store.server is not None
+        store.server.pause()
+        try:
+            answers = await asyncio.gather(*(http.get(f"/{number}") for number in range(20)))
+        finally:
+            store.server.resume()
+    assert {answer.status_code for answer in answers} == {503}
+    refused = [one for one in caplog.records if getattr(one, "event", "") == "request_refused"]
+    assert "the store did not answer" in refused[0].getMessage()
+    assert sum(getattr(one, "number", 1) for one in refused) == 20
+    assert len(refused) < 10
+
+
+async def test_callers_get_texts_for_them(app: FastAPI, serve: Serve) -> None:
+    @app.get("/busy")
+    async def busy(lease: Annotated[Lease, Locked("b", timeout=0)]) -> None: ...
+
+    @app.get("/lost")
+    async def lost(lease: Annotated[Lease, Locked("l")]) -> None:
+        await app.state.aiodlock.break_lock("l")
+        await until_cancelled()
+
+    async with serve(app) as http:
+        async with app.state.aiodlock.lock("b"):
+            answer = await http.get("/busy")
+        assert answer.json()["detail"]["detail"] == "Somebody else holds 'b'; try again in 1 s."
+        answer = await http.get("/lost")
+        text = "The lock on 'l' was lost; the work may be half done."
+        assert answer.json()["detail"]["detail"] == text
+
+
+async def test_request_that_would_wait_for_itself_is_refused_when_the_app_starts() -> None:
+    async def shared_first(
+        a: Annotated[Lease, Locked("x", shared=True)], b: Annotated[Lease, Locked("x")]
+    ) -> None: ...
+    async def once_twice(
+        a: Annotated[aiodlock.OnceRun, Once("x", keep=9)],
+        b: Annotated[aiodlock.OnceRun, Once("x", keep=9)],
+    ) -> None: ...
+    async def exclusive_first(
+        a: Annotated[Lease, Locked("x")],
+        b: Annotated[Lease, Locked("x", shared=True)],
+        c: Annotated[aiodlock.OnceRun, Once("x", keep=9)],
+    ) -> None: ...
+
+    for handler in (shared_first, once_twice, exclusive_first):
+        app = FastAPI(lifespan=lifespan("memory://"))
+        app.get("/")(handler)
+        transport = httpx.ASGITransport(app)
+        if handler is exclusive_first:
+            async with (
+                app.router.lifespan_context(app),
+                httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+            ):
+                assert (await http.get("/")).status_code == 200
+        else:
+            with pytest.raises(ValueError, match="DeadlockError"):
+                async with app.router.lifespan_context(app):
+                    pass
+
+
 async def test_problems_are_in_the_schema(app: FastAPI, serve: Serve) -> None:
     router = APIRouter(prefix="/in")
 

@@ -74,6 +74,14 @@ def test_error_can_be_copied(error: type[LockError]) -> None:
     assert copy.deepcopy(original).name == "a b"
 
 
+@pytest.mark.parametrize("error", [LockError, *TREE])
+def test_error_can_be_made_again_of_its_arguments(error: type[LockError]) -> None:
+    """Celery's results in JSON have the class, its module and the arguments, and nothing else."""
+    original = _make(error)
+    back = error(*original.args)
+    assert (type(back), str(back)) == (error, str(original))
+
+
 def test_error_without_a_lock_has_no_name() -> None:
     assert BackendError("something").name is None
 
