@@ -1,8 +1,8 @@
 """The log of one client, bounded: the same event for many names within a second is told in two lines.
 
 The first one is written at once, as it is. What follows within a second is counted, and written as one line
-at its end: the number, the reasons, and the first few names. So an outage of ten thousand leases writes a few lines. An
-event that stands alone in that line is written in its own words.
+at its end: the number, the reasons, and the first few names. So an outage of ten thousand leases writes a
+few lines. An event that stands alone in that line is written in its own words.
 
 Hooks hear each event: they are told by ``Telling``.
 """

@@ -208,8 +208,8 @@ class _Examination:
         appends = self._info.get("aof_enabled", self._config.get("appendonly"))
         saves = self._config.get("save")
         lost = (
-            "a restart loses every lock. Others can acquire it at once, and the holder notices at its next "
-            "extension."
+            "a restart loses every lock, and every success of once. Others can acquire a lock at once; its "
+            "holder notices within a second after it is connected again."
         )
         fix = (
             "If locks must survive a restart: appendonly yes, and appendfsync always. "

@@ -216,7 +216,7 @@ class Locked(_Dependency):
     ```
 
     :param shared: hold the lock in shared mode.
-    :param timeout: seconds to wait, then 423; 0 tries once; None waits for ever.
+    :param timeout: seconds to wait, then 423; 0 tries once; None waits for ever. Default: 10 s.
     :param status: the status instead of 423, such as 503 for clients that try again by themselves.
     :param lock_options: as of ``Client.lock``.
     """

@@ -93,7 +93,8 @@ class Once(Locked):
     ```
 
     :param keep: seconds for which a success stays on record.
-    :param timeout: seconds to wait for the first, then 423; 0 tries once; None waits for ever.
+    :param timeout: seconds to wait for the first, then 423; 0 tries once; None waits for ever. Default:
+        10 s.
     :param status: the status instead of 423.
     :param fingerprint: answer 422 to another request of the same name, as told by its method, path, query
         and body. Default: where the name has the header ``Idempotency-Key``.

@@ -78,7 +78,7 @@ async def test_line_about_many_losses_has_their_reasons(
 ) -> None:
     client = await make_client()
     leases = [await client.lock(name).acquire() for name in "abcd"]
-    await asyncio.gather(*(lose(lease, reason) for lease, reason in zip(leases, REASONS)))
+    await asyncio.gather(*map(lose, leases, REASONS))
     await client.__aexit__(None, None, None)
     first, later = lines(caplog, "lost")
     assert first.reason == "broken"  # type: ignore[attr-defined]

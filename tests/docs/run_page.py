@@ -63,7 +63,9 @@ class Reader:
             self._await(result)
         for name, value in self.names.items():
             if name.startswith("test_") and known.get(name) is not value:
-                self._await(value())
+                result = value()
+                if inspect.iscoroutine(result):
+                    self._await(result)
 
     def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._runner.run(coroutine)
