@@ -33,6 +33,16 @@ class Forgotten:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._on_dropped, request, serial)
 
+    def left_by_thread(self, request: Request, serial: int) -> None:
+        """The thread that has acquired it without a block has ended. In the loop's thread."""
+        if serial in request.handles:
+            self._forget(
+                request,
+                serial,
+                f"lease on {request.name!r} (token {request.token}) was held when the thread that "
+                "acquired it ended: it is released; release it in that thread, or use it in a with block",
+            )
+
     def _on_dropped(self, request: Request, serial: int) -> None:
         """The hold lives on as long as its task, which can still release it."""
         if serial not in request.handles:
@@ -52,17 +62,18 @@ class Forgotten:
             request.on_task_end = forget
             task.add_done_callback(forget)
 
-    def _forget(self, request: Request, serial: int) -> None:
+    def _forget(self, request: Request, serial: int, text: str | None = None) -> None:
         """The task of a hold has ended, and nobody can release it any more. Called on any thread."""
         held = request.state is HELD and serial in request.handles
         # Later: this may be in the middle of anything. The warning may be turned into an error.
-        self._loop.call_soon_threadsafe(self._leave_forgotten, request, serial, held)
+        text = text or _forgotten(request)
+        self._loop.call_soon_threadsafe(self._leave_forgotten, request, serial, text, held)
         if held:  # else there is nothing that the holder should have released
-            warnings.warn(_forgotten(request), ResourceWarning, stacklevel=2)
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
-    def _leave_forgotten(self, request: Request, serial: int, held: bool) -> None:
+    def _leave_forgotten(self, request: Request, serial: int, text: str, held: bool) -> None:
         if held:
-            self._telling.forgotten(request, _forgotten(request))
+            self._telling.forgotten(request, text)
         self._departure.give_up(request, serial)
 
 

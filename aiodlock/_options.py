@@ -212,6 +212,10 @@ def check_seconds(what: str, value: object, *, least: float = 0.0) -> float:
 
 def check_timeout(value: object) -> float | None:
     """Return a timeout: None waits for ever, 0 tries once."""
+    if isinstance(value, int | float) and value < 0:
+        raise ValueError(
+            f"timeout must not be negative, and is {value}: None waits for ever, 0 tries once"
+        )
     return None if value is None else check_seconds("timeout", value)
 
 

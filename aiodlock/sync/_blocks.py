@@ -92,6 +92,9 @@ class Here:
         # At the end of the thread. Each in the loop's thread: where warnings are errors, one raises.
         bares = getattr(self, "bare", {})  # a signal handler may have raised before it was made
         for bare in () if is_finalizing() else tuple(bares.values()):
+            given = bare.given()
+            if given is not None:
+                given._ended = True
             bare.lease._forget()
 
     def enter(self, lease: Lease) -> None:

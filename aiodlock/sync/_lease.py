@@ -172,7 +172,7 @@ class Lease(core.LeaseView, Held):
     """
 
     __slots__ = (
-        *("_client", "_core", "_here", "_job", "_number", "_owner"),
+        *("_client", "_core", "_ended", "_here", "_job", "_number", "_owner"),
         *("_request", "_serial", "_session"),
     )
 
@@ -191,6 +191,8 @@ class Lease(core.LeaseView, Held):
         self._owner: weakref.ref[Here] | None = None
         self._number = 0
         self._job: object | None = None
+        #: Whether the thread that held it has ended without releasing it.
+        self._ended = False
         self._body = body
 
     def __repr__(self) -> str:
@@ -208,6 +210,8 @@ class Lease(core.LeaseView, Held):
 
     @like(core.Lease.release)
     def release(self) -> None:
+        if self._ended:
+            raise self._not_held()
         self._release()
 
     # -- inside ------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ class Lease(core.LeaseView, Held):
     def _forget(self) -> None:
         """Release what an ended thread holds, in the background, with a warning."""
         if self._is_here():
-            drop = partial(self._session.forgotten.dropped, self._request, self._serial)
+            drop = partial(self._session.forgotten.left_by_thread, self._request, self._serial)
             self._running.portal.call_later(0, drop)
 
     def _check_thread(self) -> None:
@@ -262,6 +266,15 @@ class Lease(core.LeaseView, Held):
 
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
         return super()._why_not_held() if self._is_here() else self._not_here()
+
+    def _not_held(self) -> NotHeld:
+        if self._ended:
+            return NotHeld(
+                f"the lease on {self.name!r} ended with the thread that acquired it: release in that "
+                "thread, or acquire in the one that goes on",
+                name=self.name,
+            )
+        return super()._not_held()
 
 
 class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
