@@ -39,6 +39,9 @@ class OnceRun:
     print(once.result)
     ```
 
+    ``lease.token`` of the first is the fencing token for what its body writes:
+    ``database.write(fence=once.lease.token)``.
+
     Mutable state: ``_result``, ``_fingerprint``; ``_unfit``, the error of a result of a wrong type.
     """
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any
 
-_FIELD = re.compile(r"^:(param|raises|return|returns)\s*([^:]*):\s*", re.MULTILINE)
+_FIELD = re.compile(r"^:(param|raises|returns?)\b\s*([^:]*):\s*", re.MULTILINE)
+#: What docstrings say to who reads the code.
+_INSIDE = re.compile(r"\n\nMutable state: .*?(?=\n\n|\Z)", re.DOTALL)
 _WORDS = {"raises": "Raises", "return": "Returns", "returns": "Returns"}
 #: Lines of a signature are no longer than this.
 _WIDTH = 100
@@ -31,7 +35,11 @@ def described(path: str, *, bare: bool = False) -> str:
     name = path.removeprefix("aiodlock.") if path.count(".") > 1 else path.rpartition(".")[2]
     last = path.rpartition(".")[2]
     parts = [anchor, f"## {name}"]
-    parts += _prose(inspect.getdoc(named)) if bare else _about(last, named)
+    said = _said_below(last, named)
+    if said is not None:
+        parts += _prose(said)
+    else:
+        parts += _prose(inspect.getdoc(named)) if bare else _about(last, named)
     if inspect.isclass(named):
         for member, value in _attributes_first(named):
             parts += [f'<a id="{path}.{member}"></a>', f"### {member}", *_about(member, value)]
@@ -41,6 +49,26 @@ def described(path: str, *, bare: bool = False) -> str:
 def _resolve(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def _said_below(name: str, value: Any) -> str | None:
+    """Return the text below the assignment of a module's variable; None for a class or function."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return None
+    for module in tuple(sys.modules.values()):
+        if module.__name__.partition(".")[0] != "aiodlock" or vars(module).get(name) is not value:
+            continue
+        body = ast.parse(inspect.getsource(module)).body
+        for assigned, below in itertools.pairwise(body):
+            if (
+                isinstance(assigned, ast.AnnAssign)
+                and isinstance(assigned.target, ast.Name)
+                and assigned.target.id == name
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                return inspect.cleandoc(str(below.value.value))
+    return None
 
 
 def _about(name: str, value: Any) -> list[str]:
@@ -165,7 +193,7 @@ def _prose(doc: str | None) -> list[str]:
     """Return a docstring with Sphinx's fields as markdown."""
     if not doc:
         return []
-    text = re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", doc)
+    text = re.sub(r"(?<!`)``([^`]+)``(?!`)", r"`\1`", _INSIDE.sub("", doc))
     first = _FIELD.search(text)
     body, fields = (text, "") if first is None else (text[: first.start()], text[first.start() :])
     parts = [body.strip()] if body.strip() else []

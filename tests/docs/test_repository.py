@@ -88,3 +88,12 @@ def test_lines_of_prose_are_short(page: Path) -> None:
 def test_page_says_what_it_means(page: Path) -> None:
     text = " ".join(page.read_text("utf-8").split()).lower()
     assert not [words for words in HARD if words.lower() in text]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=title)
+def test_reference_tells_users_nothing_of_the_inside(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert "Mutable state" not in text
+    assert "new empty dictionary" not in text, "a value's docstring, not the variable's"
+    assert "Returns `s`" not in text
+    assert not re.search(r"\bcore: Core\b|\brunning: Running\b", text)
