@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,7 +14,7 @@ from aiodlock._embedded import EmbeddedServer, find_valkey9
 from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
-from ..scenes import SOON, cancelled, keeper_of, store_of, takes, until, until_waiting
+from ..scenes import SOON, cancelled, keeper_of, soon, store_of, takes, until, until_waiting
 from .cluster import Cluster, port
 
 STATE = keys_of("aiodlock", "lock", "name").state
@@ -174,6 +174,35 @@ async def test_refusal_while_a_slot_was_on_its_way_is_no_failure_later_on(cluste
             await client.inspect(name)
         await lease.release()
         assert backend.failure is None
+
+
+async def test_script_that_is_ended_in_the_middle_while_its_slot_is_on_its_way_may_be_called_again(
+    cluster: Cluster,
+) -> None:
+    """All its keys are there when it begins. When one has gone, it may touch that no more."""
+    async with _client(cluster) as client:
+        await _break_between_two(client, client.break_lock("name"))  # that leaves a key
+        source = cluster.primary_of(STATE)
+        target = next(node for node in cluster.primaries if node is not source)
+
+        async def break_on_its_way() -> None:
+            moving = cluster.move_slot(slot_of("name"), source, target)
+            with pytest.raises(aiodlock.BackendUnavailable):
+                await client.break_lock("name")
+            moving.finish()
+
+        await _break_between_two(client, break_on_its_way())
+
+
+async def _break_between_two(client: aiodlock.Client, breaking: Awaitable[object]) -> None:
+    """One holds and one waits; then the first is no holder any more, and the second one is."""
+    lease = await client.lock("name", on_lost="flag").acquire()
+    waiting = asyncio.create_task(client.lock("name").acquire())
+    await until_waiting(client, "name")
+    await breaking
+    async with await soon(waiting) as next_one:
+        assert not lease.held
+        assert next_one.held
 
 
 async def test_redirected_extension_does_not_wait_for_the_other_node(cluster: Cluster) -> None:

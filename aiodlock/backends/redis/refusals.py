@@ -19,6 +19,8 @@ _PASSING = frozenset(
         "NOREPLICAS",
     )
 )
+#: How nodes end a script whose slot is on its way, when it touches a key that it has deleted itself.
+_ENDED = "non local key in a cluster node"
 #: How servers refuse the database of a URL.
 _NO_SUCH_DATABASE = (
     "DB index is out of range",
@@ -50,6 +52,11 @@ class ReplyError(ResponseError):
     @property
     def code(self) -> str:
         return code_of(self)
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether a script was ended in the middle: a part of it is carried out."""
+        return _ENDED in str(self)
 
 
 class Unusable(RedisError):

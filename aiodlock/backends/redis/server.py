@@ -16,6 +16,7 @@ import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import LEAST, Further, Patience
+from ..base import Unanswered
 from ..kept import Notices
 from . import events, permissions, versions
 from .connections import Connections
@@ -414,6 +415,8 @@ class Server:
                 wire.close(refused)  # this server was demoted
             self.refusal = BackendUnavailable(f"{self.described} is not ready: {refused}")
             return self.refusal
+        if refused.may_be_done:
+            return Unanswered(f"{self.described}: {refused}")
         if refused.code == "NOPERM":
             return BackendError(
                 f"{self.described}: the server's ACL does not allow what aiodlock needs: {refused}"
