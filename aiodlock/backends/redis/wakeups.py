@@ -40,9 +40,10 @@ class Wakeups:
     """Subscriptions of one client.
 
     Mutable state: ``_watched`` (keyspace channel -> the head's request id), ``_listened`` (channel of one
-    name -> requests that wait for it; a cluster's nodes have one channel per name), ``_pending`` (channels
-    whose confirmation is awaited), ``_expected`` (channels of the probe), ``_echo`` (a message to ourselves
-    that is awaited), ``_channels`` (all of these, as the server knows them), ``_listener``.
+    name -> requests that wait for it, in their order; a cluster's nodes have one channel per name),
+    ``_pending`` (channels whose confirmation is awaited), ``_expected`` (channels of the probe), ``_echo``
+    (a message to ourselves that is awaited), ``_channels`` (all of these, as the server knows them),
+    ``_listener``.
 
     :param observers: whom to call at the changes of a name, by channel. It is the owner's, and may have
         some already: they outlive these subscriptions.
@@ -62,7 +63,7 @@ class Wakeups:
         self._channel_moved = on_moved
         self._keyspace = f"__keyspace@{source.db}__:"
         self._watched: dict[bytes, str] = {}
-        self._listened: dict[bytes, set[str]] = {}
+        self._listened: dict[bytes, dict[str, None]] = {}
         self._observers = observers
         #: Whether channels of single names are sharded ones.
         self.sharded = False
@@ -124,7 +125,7 @@ class Wakeups:
     def listen(self, channel: str, request_id: str) -> None:
         """Subscribe to notices for this request; once that is confirmed, ask about it."""
         name = channel.encode()
-        self._listened.setdefault(name, set()).add(request_id)
+        self._listened.setdefault(name, {})[request_id] = None
         self._channels.want(name, self._verb)
         if self._channels.stands(name) and self._listener is not None:
             self._listener.on_look(request_id)
@@ -134,7 +135,7 @@ class Wakeups:
         ids = self._listened.get(channel.encode())
         if ids is None:
             return
-        ids.discard(request_id)
+        ids.pop(request_id, None)
         if not ids:
             del self._listened[channel.encode()]
             self._channels.unwant(channel.encode())

@@ -347,19 +347,21 @@ class Topology:
         if not slots:
             raise BackendUnavailable("the cluster has given no slots to its nodes yet")
         owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        present: dict[Address, None] = {}  # in the order of the slots
         try:
             for first, last, primary, *_ in slots:
                 address = (host_in(primary, asked), int(primary[1]))
                 owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
+                present[address] = None
         except (ValueError, TypeError, AttributeError, IndexError) as wrong:
             raise BackendError(f"CLUSTER SLOTS has the wrong shape: {slots!r:.200}") from wrong
         before, self._learned = self._learned, owners
         self._owners, self._failure = list(owners), None
-        present = {owner for owner in owners if owner is not None}
-        for address in present - self.nodes.keys():
-            self.start(address)
+        for address in present:
+            if address not in self.nodes:
+                self.start(address)
         owned, moment = set(before), now()
-        for address in self.nodes.keys() - present:
+        for address in [known for known in self.nodes if known not in present]:
             if address in owned or self.nodes[address].kept_until <= moment:
                 self.nodes.pop(address).scope.cancel()
         self._keeps = len(self.nodes) > len(present)
@@ -374,7 +376,7 @@ class Topology:
 
         for node in self.nodes.values():
             node.again(moved)
-        if owned - present - {None} and self._listener is not None:
+        if owned - present.keys() - {None} and self._listener is not None:
             # The node that took its names over may not know the last grants.
             self._listener.on_other_server()
 
