@@ -3,12 +3,18 @@
 Acknowledged writes may be lost then, so exclusion is not promised at every instant. What is promised:
 from ``SETTLED_AFTER`` seconds after the first sentinel names the new primary, nobody is certain to hold
 what another one holds; and the connections of one client are to one server, but for the round trips
-that it takes to notice."""
+that it takes to notice.
+
+In some seeds, one or two of the addresses belong to sentinels of other deployments: they have a larger
+epoch, know none of the others, and name a server of their own, which nobody may call. In some, a sentinel
+hangs. In some, all sentinels name the primary by a host name, which leads to the new one some time after
+the promotion."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +22,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from aiodlock._request import HELD, Request
-from aiodlock.backends.redis import RedisBackend
+from aiodlock.backends.redis import RedisBackend, primary
 from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.sentinel import Named, Sentinel
 from aiodlock.backends.redis.settings import Settings
@@ -33,6 +39,11 @@ SETTLED_AFTER = 3.0
 #: back is given up after a second.
 TOGETHER_WITHIN, TOGETHER_WITHIN_IF_STUCK = 0.3, 2.5
 _LASTING = 30.0
+#: A host name is looked up again after 5 s, when a sentinel answers next.
+SETTLED_AFTER_NAMES = SETTLED_AFTER + 6.0
+#: An answer that does not come is given up after so long, and the connection with it.
+_HANGS_FOR = 3.0
+_NAME = "primary"
 _NEVER = float("inf")
 
 
@@ -78,8 +89,9 @@ class FailoverCheckers(Checkers):
             if self.world.time < self.settled_at:
                 continue
             for request in session.requests.values():
-                # One that is not to be extended ends by itself, and is not asked about.
-                if request.state is HELD and request.options.auto_extend:
+                if request.state is HELD and not request.options.auto_extend:
+                    self.excused.add(request.id)  # it ends by itself, and is not asked about
+                elif request.state is HELD:
                     self._check_together(process, request)
 
     def _check_one_server(self, process: Process, session: Any) -> None:
@@ -103,25 +115,35 @@ class SimSentinel(Sentinel):
 
     async def _ask(self, service: str, least_others: int) -> Named:
         simulation = self._simulation
+        if self._number in simulation.strangers:
+            await asyncio.sleep(simulation.answers_within[0] * simulation.chance.random())
+            id = f"stranger{self._number}"
+            return Named(("stranger", 6379), 99, id=id, knows=frozenset({id, f"{id}'s"}))
+        if self._number == simulation.hangs:
+            await asyncio.sleep(_HANGS_FOR)
+            raise RedisConnectionError("simulated: no reply")
         await asyncio.sleep(simulation.answers_within[self._number] * simulation.random.random())
         if simulation.knows_at[self._number] == _NEVER and simulation.random.random() < 0.3:
             raise RedisConnectionError("simulated: no answer")
         knows = simulation.world.time >= simulation.knows_at[self._number]
-        return Named(("new", 6379), 2) if knows else Named(("old", 6379), 1)
+        host = "new" if knows else "old"
+        if simulation.by_name:
+            host = _NAME
+        ids = frozenset(f"ours{number}" for number in range(3))
+        return Named((host, 6379), 1 + knows, id=f"ours{self._number}", knows=ids)
 
 
 class SimLookup(PrimaryLookup):
     """The library's own, with simulated sentinels."""
 
     def __init__(self, simulation: FailoverSimulation) -> None:
-        super().__init__([(f"sentinel{n}", 26379) for n in range(3)], "service", {})
+        self._numbers = [*sorted(simulation.strangers), *range(3)]
+        addresses = [(f"sentinel{number}", 26379) for number in self._numbers]
+        super().__init__(addresses, "service", {})
         self._simulation = simulation
 
     def _make_sentinels(self) -> list[Sentinel]:
-        return [SimSentinel(self._simulation, number) for number in range(3)]
-
-    async def _leads_to(self, address: tuple[str, int], peer: object) -> bool:
-        return peer == address
+        return [SimSentinel(self._simulation, number) for number in self._numbers]
 
 
 class FailoverSource(SimSource):
@@ -148,10 +170,14 @@ class FailoverConnection(SimConnection):
 
     async def connect(self) -> None:
         assert self._lookup is not None
-        host, _ = await self._lookup.get_master_address()
+        address = await self._lookup.get_master_address()
+        ((*_, (host, _)),) = await self._simulation.resolve(*address)
         self._network = self._simulation.networks[host]
         await super().connect()
+        assert self._writer is not None
+        self._lookup.reached(address, self._writer.get_extra_info("peername"))
         if self._network.server.read_only:
+            self._lookup.distrust(address)
             raise RedisConnectionError("simulated: it is a replica")
 
 
@@ -167,14 +193,22 @@ class FailoverSimulation(Simulation):
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         super().__init__(seed)
         rng = self.random
+        #: Of its own, so that schedules stay what they are.
+        self.chance = random.Random(f"{seed} sentinels")
+        self.strangers = frozenset(range(3, 3 + self.chance.choice((0, 0, 0, 1, 2))))
+        self.hangs = self.chance.choice((None, None, None, 0, 1, 2))
+        self.by_name = self.chance.random() < 0.2
+        self.leads_to = "old"
         self.world.after_turn.clear()
         old, new = SimServer(self.world, "old"), SimServer(self.world, "new")
         new.read_only = True
         new.offset += rng.choice((0.02, 0.02, 5.0)) * rng.uniform(-1.0, 1.0)
-        self.networks = {node.name: Network(self.world, node) for node in (old, new)}
+        stranger = SimServer(self.world, "stranger")
+        self.networks = {node.name: Network(self.world, node) for node in (old, new, stranger)}
         self.old, self.new = old, new
         self.server, self.network = old, self.networks["old"]
         self.checkers = FailoverCheckers(self.world, old)
+        stranger.executed.append(self._on_stranger)
         for network in self.networks.values():
             network.server.executed.append(self.checkers.looks_at(network.server))
             network.on_reply = self.checkers.on_reply
@@ -205,7 +239,16 @@ class FailoverSimulation(Simulation):
         if rng.random() < 0.4:
             self.knows_at[(first + 1) % 3] = _NEVER  # cut off from the others, but not from clients
         self.answers_within = [rng.choice((0.001, 0.01, 0.45)) for _ in range(3)]
+        if self.hangs is not None and self.knows_at[self.hangs] == min(self.knows_at):
+            self.hangs = None  # nobody else may know for long
         self.checkers.settled_at = min(self.knows_at) + SETTLED_AFTER
+        if self.by_name:
+            moved_at = self.promoted_at + self.chance.uniform(0.0, 1.0)
+            self.world.at(moved_at, setattr, self, "leads_to", "new")
+            self.checkers.settled_at = moved_at + SETTLED_AFTER_NAMES
+            self.checkers.together_within = SETTLED_AFTER_NAMES
+            self.chaos_ends += SETTLED_AFTER_NAMES
+        self.patch(primary, "resolve", self.resolve)
         lag = rng.choice((0.0, 0.02, 0.3))
         self.world.at(self.promoted_at - lag, old.save)
         self.world.at(self.promoted_at, self._promote)
@@ -213,6 +256,13 @@ class FailoverSimulation(Simulation):
             self.world.at(self.promoted_at + rng.uniform(3.0, 6.0), self._demote)
         if prepare is not None:
             prepare(self)
+
+    def _on_stranger(self, command: Command, reply: object) -> None:
+        self.checkers.wrong("stranger", f"{command} at a server that only strangers name")
+
+    async def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
+        """Look a name up, as ``getaddrinfo`` does."""
+        return [(None, None, None, "", (self.leads_to if host == _NAME else host, port))]
 
     def _promote(self) -> None:
         self.world.log("fault: the replica is promoted, and the old primary lives")
@@ -230,7 +280,7 @@ class FailoverSimulation(Simulation):
         return self.backend_class(source, Settings(**options), label=label)
 
     def strike(self, name: str) -> None:
-        self.network = self.random.choice(list(self.networks.values()))
+        self.network = self.networks[self.random.choice(("old", "new"))]
         super().strike(name)
 
     async def _hold(self, lease: Any, base: str) -> None:
