@@ -28,6 +28,8 @@ from .stores.etcd import EtcdScene
 from .stores.etcd_variants import ETCD_VARIANTS
 from .stores.postgres import PostgresScene
 from .stores.postgres_variants import POSTGRES_VARIANTS
+from .stores.redis_cluster_scene import RedisClusterScene
+from .stores.redis_cluster_variants import CLUSTER_VARIANTS
 from .stores.zookeeper import ZooKeeperScene
 from .stores.zookeeper_variants import ZOOKEEPER_VARIANTS
 from .thread_variants import THREAD_VARIANTS
@@ -41,11 +43,13 @@ VARIANTS = (
     | ZOOKEEPER_VARIANTS
     | ETCD_VARIANTS
     | POSTGRES_VARIANTS
+    | CLUSTER_VARIANTS
 )
 WORLDS: dict[str, type[Simulation]] = {
     "zookeeper": ZooKeeperScene,
     "etcd": EtcdScene,
     "postgres": PostgresScene,
+    "cluster": RedisClusterScene,
 }
 
 

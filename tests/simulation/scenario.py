@@ -165,6 +165,7 @@ class Simulation:
     )
     #: In which share of the seeds messages come together.
     reads_late = 0.35
+    served_within = _SERVED_WITHIN
     #: One seed of so many is long, the others are brisk; 0: all are long.
     long_share = 4
 
@@ -282,11 +283,13 @@ class Simulation:
 
     def _run_quiet(self) -> None:
         world, checkers = self.world, self.checkers
-        end = world.time + _SERVED_WITHIN
+        end = world.time + self.served_within
         served = world.run_until(end, self._all_done)
         if not served:
             left = [str(p) for p, main in self.mains.items() if not main.done()]
-            checkers.wrong("liveness", f"{left} not done {_SERVED_WITHIN} s after the last fault")
+            checkers.wrong(
+                "liveness", f"{left} not done {self.served_within} s after the last fault"
+            )
         for process, main in self.mains.items():
             if not process.dead and main.exception() is not None:
                 raise main.exception()  # type: ignore[misc]

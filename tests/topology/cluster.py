@@ -70,7 +70,11 @@ class Cluster:
     def primary_of(self, key: str) -> EmbeddedServer:
         """Return the node that owns the slot of a key."""
         seen = next(node for node in self.nodes if node.running)
-        slot = int(self.call(seen, "CLUSTER", "KEYSLOT", key))
+        return self.primary_of_slot(int(self.call(seen, "CLUSTER", "KEYSLOT", key)))
+
+    def primary_of_slot(self, slot: int) -> EmbeddedServer:
+        """Return the node that owns a slot."""
+        seen = next(node for node in self.nodes if node.running)
         for first, last, primary, *_ in self.call(seen, "CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return next(node for node in self.nodes if port(node) == primary[1])

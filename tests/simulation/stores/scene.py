@@ -43,6 +43,8 @@ class Scene(Simulation):
     ttls: tuple[float, ...] = (0.2, 0.3, 0.5, 1.0)
     #: How long a first waiter may take to hold while all is well (seconds).
     idle_patience = 0.5
+    #: Faults of servers during which that is so, too.
+    harmless: tuple[str, ...] = ()
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._numbers = count(1)
@@ -118,7 +120,7 @@ class Scene(Simulation):
     def _watch_for_idle(self) -> None:
         """Long enough after the last fault, who is first holds at once."""
         patience = self.idle_patience + 3 * self.reads_every
-        well = set(self.style.faults) <= set(_PROCESS)
+        well = set(self.style.faults) <= {*_PROCESS, *self.harmless}
 
         def watch() -> None:
             again = self.checkers.check_idle(patience)

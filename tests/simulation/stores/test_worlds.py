@@ -12,6 +12,7 @@ from .etcd import EtcdScene
 from .etcd_variants import ETCD_VARIANTS
 from .postgres import PostgresScene
 from .postgres_variants import POSTGRES_VARIANTS
+from .redis_cluster_scene import RedisClusterScene
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 from .zookeeper_variants import ZOOKEEPER_VARIANTS
@@ -20,6 +21,7 @@ WORLDS: dict[str, type[Scene]] = {
     "zookeeper": ZooKeeperScene,
     "etcd": EtcdScene,
     "postgres": PostgresScene,
+    "cluster": RedisClusterScene,
 }
 VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS, **POSTGRES_VARIANTS}
 #: In blocks, so that several workers share them.

@@ -300,6 +300,14 @@ class Transport(asyncio.Transport):
         super().__init__({"peername": (stream.address, 0)})
         self._stream = stream
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self._stream.protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._stream.protocol is not None
+        return self._stream.protocol
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._stream.write(bytes(data))
 
