@@ -7,7 +7,7 @@ the checkers of which one must catch it. ``seed`` is one that did; a change of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode
 from aiodlock.backends.redis.connections import Connections
+from aiodlock.backends.redis.deployment import Deployment
 from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.quorum.confirming import Confirming
 from aiodlock.backends.redis.quorum.giving_back import GivingBack
@@ -38,7 +39,7 @@ from aiodlock.backends.redis.quorum.trust import Trust
 from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
-from aiodlock.backends.redis.sentinel import Named
+from aiodlock.backends.redis.sentinel import Address, Named
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
@@ -683,6 +684,20 @@ def _believe_any_sentinel(simulation: Simulation) -> None:
     simulation.patch(PrimaryLookup, "_named_last", named_last)
 
 
+def _believe_strangers(simulation: Simulation) -> None:
+    def believed(self: Deployment, heard: Mapping[Address, Named], *, learns: bool) -> list[Named]:
+        return list(heard.values())
+
+    simulation.patch(Deployment, "believed", believed)
+
+
+def _look_names_up_once(simulation: Simulation) -> None:
+    async def leads_to(self: PrimaryLookup, address: Address, peer: object) -> bool:
+        return True
+
+    simulation.patch(PrimaryLookup, "_leads_to", leads_to)
+
+
 def _keep_apart(simulation: Simulation) -> None:
     simulation.patch(Connections, "on_up", lambda self, newest: None)
 
@@ -928,6 +943,12 @@ VARIANTS = {
         ("exclusion", "apart", "liveness"),
         kind=FailoverSimulation,
         seed=20,
+    ),
+    "failover: sentinels of others are believed": Variant(
+        _believe_strangers, ("stranger",), kind=FailoverSimulation
+    ),
+    "failover: a host name is looked up once": Variant(
+        _look_names_up_once, ("exclusion", "apart", "leak"), kind=FailoverSimulation
     ),
     "failover: connections not compared": Variant(
         _keep_apart, ("apart",), kind=FailoverSimulation, seed=340
