@@ -338,14 +338,15 @@ class RedisClusterScene(Scene):
             self.style = replace(self.style, hold=min(self.style.hold, 0.1))
             self.harmless, self.idle_patience = ("move",), 2.5
         elif deployment == "lost":
-            how = chance.choice(("kill_node", "pause_node", "cut_node"))
+            how = chance.choice(("kill_node", "kill_node", "pause_node", "cut_node"))
             self.style = replace(
                 self.style,
                 faults=(how,),
                 ttls=(_LASTING,),
                 waiter_ttl=_LASTING,
                 pause_between_faults=5.0,
-                hold=2.0,
+                hold=6.0,
+                think=0.1,
                 delays=(0.0,),
                 cancels=0.0,
             )
@@ -366,7 +367,7 @@ class RedisClusterScene(Scene):
         self.cluster.tries_again = chance.random() < 0.8
         self.cluster.sharded = chance.random() < 0.8
         self.cluster.channels_when_down = chance.random() < 0.7
-        lag = chance.choice((0.0, 0.001, 0.05, 0.3))
+        lag = chance.choice((0.3, 1.0) if self.deployment == "lost" else (0.0, 0.001, 0.05, 0.3))
         for node in self.cluster.nodes:
             node.lag = lag
         return Records(self.cluster)

@@ -13,6 +13,7 @@ from .etcd_variants import ETCD_VARIANTS
 from .postgres import PostgresScene
 from .postgres_variants import POSTGRES_VARIANTS
 from .redis_cluster_scene import RedisClusterScene
+from .redis_cluster_variants import CLUSTER_VARIANTS
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 from .zookeeper_variants import ZOOKEEPER_VARIANTS
@@ -23,7 +24,7 @@ WORLDS: dict[str, type[Scene]] = {
     "postgres": PostgresScene,
     "cluster": RedisClusterScene,
 }
-VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS, **POSTGRES_VARIANTS}
+VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS, **POSTGRES_VARIANTS, **CLUSTER_VARIANTS}
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 5, 10
 #: Caught rarely: ``--variants`` searches for them.
