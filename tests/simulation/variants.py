@@ -936,25 +936,25 @@ VARIANTS = {
         kind=Rush,
     ),
     "failover: sentinels asked for new connections only": Variant(
-        _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=104
+        _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=130
     ),
     "failover: any sentinel is believed": Variant(
         _believe_any_sentinel,
         ("exclusion", "apart", "liveness"),
         kind=FailoverSimulation,
-        seed=20,
+        seed=40,
     ),
     "failover: sentinels of others are believed": Variant(
         _believe_strangers, ("stranger",), kind=FailoverSimulation
     ),
     "failover: a host name is looked up once": Variant(
-        _look_names_up_once, ("exclusion", "apart", "leak"), kind=FailoverSimulation
+        _look_names_up_once, ("exclusion", "apart", "leak"), kind=FailoverSimulation, seed=15
     ),
     "failover: connections not compared": Variant(
-        _keep_apart, ("apart",), kind=FailoverSimulation, seed=340
+        _keep_apart, ("apart",), kind=FailoverSimulation, seed=375
     ),
     "failover: holders not asked about at once": Variant(
-        _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=20
+        _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=30
     ),
     "linger: an idle one is kept after its recall": Variant(
         _keep_what_is_recalled, ("linger",), kind=Lingers
