@@ -9,7 +9,6 @@ from aiodlock.backends.redis import replies
 from aiodlock.backends.redis.cluster.identity import ClusterIdentity
 from aiodlock.backends.redis.cluster.node import ChannelPerName, Node
 from aiodlock.backends.redis.cluster.topology import Topology
-from aiodlock.backends.redis.refusals import Redirected
 from aiodlock.backends.redis.subscriptions import Subscriptions
 from aiodlock.backends.redis.wakeups import Wakeups
 from aiodlock.backends.redis.wire import Wire
