@@ -73,7 +73,8 @@ def _mode(asked: Asked) -> str:
 
 class ClusterPromises(Promises):
     """Mutable state besides: ``lost`` (requests of which a failover has lost something, and since when),
-    ``within`` (how soon their clients have to know; None: other faults are in the way), ``_left``."""
+    ``within`` (how soon their clients have to know; None: other faults are in the way), ``_left``,
+    ``_troubled_at`` (when some slot was last not served)."""
 
     cluster: Cluster
 
@@ -82,6 +83,7 @@ class ClusterPromises(Promises):
         self.lost: dict[str, float] = {}
         self.within: float | None = None
         self._left: set[str] = set()
+        self._troubled_at = 0.0
 
     def _believes(self, process: Process, request: Request) -> bool:
         return request.id not in self.lost and super()._believes(process, request)
@@ -141,12 +143,15 @@ class ClusterPromises(Promises):
         super()._after_turn(process)
         if self.within is None or not self.lost:
             return
+        if not all(node.is_ok and node.up and not node.paused for _, node in self.cluster.claims):
+            self._troubled_at = self.world.time  # nobody can be asked
         for session in self.sessions.get(process, ()):
             for request in session.requests.values():
                 since = self.lost.get(request.id)
                 if since is None or request.state is not HELD or not request.options.auto_extend:
                     continue
-                late = self.world.time - max(since, process.resumed_at) - self.within
+                since = max(since, process.resumed_at, self._troubled_at)
+                late = self.world.time - since - self.within
                 if late > 0 and process.boot() < request.ends_at:
                     self.wrong("lost", f"{process} believes in {request.id}, which was lost")
 
@@ -269,7 +274,7 @@ class ClusterFaults(StoreFaults):
         """An address leads to another cluster; who was there has another one, or cannot be reached."""
         simulation, wire = self.simulation, self.simulation.wire
         node, length = self._owner_of_some_name(), self._length() + self._outage()
-        if not node.up or node.address in simulation.misled:
+        if not node.up or simulation.misled:
             return
         address, stranger = node.address, self.random.choice(simulation.others.nodes)
         simulation.misled.add(address)
@@ -394,9 +399,11 @@ class RedisClusterScene(Scene):
 
     @property
     def url(self) -> str:
-        nodes = self.chance.sample(self.cluster.nodes[:6], self.chance.randint(1, 4))
+        # Who reaches no node of the right cluster while entering cannot know that it is another one.
+        least = 4 if self.deployment == "strangers" else 1
+        nodes = self.chance.sample(self.cluster.nodes[:6], self.chance.randint(least, 4))
         hosts = [node.address for node in nodes]
-        if self.deployment == "strangers" and len(hosts) > 2 and self.chance.random() < 0.5:
+        if self.deployment == "strangers" and self.chance.random() < 0.5:
             hosts.insert(self.chance.randrange(len(hosts)), self.others.nodes[0].address)
         return "redis+cluster://" + ",".join(f"{host}:{PORT}" for host in hosts)
 

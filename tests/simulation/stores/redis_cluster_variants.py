@@ -58,7 +58,7 @@ def _asks_the_nodes_on_demand(self: Topology) -> float | None:
 
 #: Where the search for what is caught less often begins.
 _BEGIN = {
-    "identity is not asked": 16,
+    "identity is not asked": 8,
     "every node is believed": 8,
     "nobody asks about a waiter whose channel is subscribed to": 25,
 }
