@@ -99,7 +99,7 @@ class ClusterPromises(Promises):
                 self.lost[id] = self.world.time
             self._compare(name, self.cluster.find(base))
             return
-        if granted or (isinstance(reply, list) and reply[0] in (b"waiting", b"gone")):
+        if granted or (isinstance(reply, list) and reply[0] == b"waiting"):
             self.lost.pop(id, None)
         known = (*name.holders, *name.waiters)
         self.excused.update(name.broken)
