@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import inspect
+import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AsyncExitStack
@@ -228,6 +229,15 @@ async def no_stray_tasks() -> AsyncIterator[None]:
         await asyncio.sleep(0)
         strays = _other_tasks()
     assert not strays, f"tasks left running: {[task.get_coro() for task in strays]}"
+
+
+@pytest.fixture(autouse=True)
+def nobody_hides_the_log() -> Iterator[None]:
+    """Fail the test that leaves a filter behind, and not the later ones that find the log empty."""
+    yield
+    logger = logging.getLogger("aiodlock")
+    left, logger.filters[:] = [*logger.filters], []
+    assert not left, "the log is filtered still"
 
 
 def _other_tasks() -> list[asyncio.Task[Any]]:

@@ -260,7 +260,6 @@ class Simulation:
             finally:
                 for process in world.processes:
                     process.bury()
-                self._logger.filters.clear()  # other tests read the log
 
     def _watch_for_idle(self) -> None:
         """While connections are well, and long enough after they were not, no free name is kept waiting."""
@@ -336,6 +335,8 @@ class Simulation:
 
         server_time = SimpleNamespace(time=lambda: world.time + self.server.offset)
         with ExitStack() as stack:
+            # Whoever listens inside: other tests read the log.
+            stack.callback(logging.getLogger("aiodlock").filters.clear)
             stack.enter_context(_replaced(aiodlock._clock, "_gettime", gettime))
             stack.enter_context(_replaced(anyio._backends._asyncio, "CancelScope", Scope))
             stack.enter_context(_replaced(fakeredis.model._stream, "time", server_time))
