@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiodlock import BackendError
+from aiodlock import BackendError, BackendUnavailable
+from aiodlock.backends.postgres import link as link_of_postgres
 from aiodlock.backends.postgres.inspection import _info
+from aiodlock.backends.postgres.link import Prepared
 from aiodlock.backends.postgres.notifications import Notifications
 from aiodlock.backends.postgres.replies import left_of, outcome_of
+from aiodlock.backends.postgres.store import PostgresBackend
 
 _WORDS = st.sampled_from(
     [
@@ -80,6 +84,54 @@ def test_notification_of_a_connection_that_was_not_probed_is_not_heard() -> None
     notifications.listening.link.connection = cast(Any, object())
     notifications._hear_one("granted id key 9")
     assert heard == ["granted id key 8"]
+
+
+def test_waiters_look_when_a_probe_comes_that_nobody_waits_for_any_more() -> None:
+    """What was notified before it was not heard."""
+    looks: list[str | None] = []
+    calls, known = cast(Any, SimpleNamespace(messages=None, label="one")), cast(Any, None)
+    notifications = Notifications(calls, "postgresql://host/db", "there", known, sessions=True)
+    notifications.listener = cast(Any, SimpleNamespace(on_look=looks.append))
+    notifications._hear_one("granted id key 7")
+    notifications._hear_one("probe 0")
+    assert looks == [None]
+
+
+async def test_quick_greeting_does_not_take_back_what_slow_commits_have_taught() -> None:
+    """Each answer would come on a connection that was given up for it, for ever."""
+    backend = PostgresBackend(
+        "postgresql://host/db",
+        "there",
+        listen_source=None,
+        create=False,
+        prefix="aiodlock",
+        token_retention=3600.0,
+        unavailable_after=30.0,
+    )
+    patience, link = backend._messages.patience, backend._messages.link
+    backend._on_connected(Prepared(None, None, 0.005), False)
+    assert patience.knows
+    patience.ran_out()
+    learned = patience.learned
+    backend._on_connected(Prepared(None, None, 0.005), False)
+    assert (patience.learned, link.connection) == (learned, None)
+
+
+async def test_dark_host_is_not_waited_for_long_beside_one_that_refuses() -> None:
+    """The one that refuses may be promoted meanwhile, and has to be asked again."""
+
+    async def dark() -> Exception:
+        await asyncio.sleep(60.0)
+        return TimeoutError()
+
+    async def standby() -> Exception:
+        return BackendUnavailable("is a standby")
+
+    tasks: list[Any] = [asyncio.create_task(dark()), asyncio.create_task(standby())]
+    async with asyncio.timeout(30.0):
+        reached, failures = await link_of_postgres._first_and_others(tasks, 0.1)
+    assert (reached, [str(one) for one in failures]) == ([], ["is a standby"])
+    tasks[0].cancel()
 
 
 _CELL = st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4) | st.booleans()

@@ -47,6 +47,9 @@ _LET_IN_TRIPS = 6
 _FIRST_ANSWER = 2.0
 #: How long the other hosts are waited for when one has let the client in (seconds).
 OTHERS_WITHIN = 1.0
+#: The same where one has answered that it is not to be used, as a standby does: at least so long, and as
+#: long again as that took. A dark host must not delay that others are asked again: one may be promoted.
+_BESIDE = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 #: A connection that lasted so long was a good one: the pauses begin anew, and the log tells of its loss.
 _GOOD = 5.0
@@ -148,7 +151,8 @@ class Link:
     ``where`` (the host that it leads to), ``pooled`` (it goes through a pooler), ``was_up``, ``_doubted``
     (a connection that has not answered in time), ``_session`` and ``_given_up`` (the server's session of
     the present connection, and of one that is to be ended), ``history`` (of the present connection),
-    ``_good_until`` (no loss is told before), and the events ``_up``,
+    ``_good_until`` (no loss is told before), ``_beside`` (how long silent hosts are waited for beside one
+    that has refused; twice as long when that was in vain), and the events ``_up``,
     ``_changed`` and ``_hurry``, ``further`` (when a new connection came further than ever).
 
     :param sessions: the user says that a session is this client's alone.
@@ -172,6 +176,7 @@ class Link:
         self.history: History | None = None
         self.pooled: bool = pooled
         self.was_up: bool = False
+        self._beside = _BESIDE
         self.hosts: list[Host] = [Host(url) for url in one_host_each(source)]
         self.further: Further = Further()
         self._known = known
@@ -225,11 +230,14 @@ class Link:
         tasks = [asyncio.create_task(self._reach(host)) for host in self.hosts]
         kept: Connection | None = None
         try:
-            reached, failures = await _first_and_others(tasks)
+            reached, failures = await _first_and_others(tasks, self._beside)
             if not reached:
+                if len(failures) < len(tasks):
+                    self._beside = min(2 * self._beside, _LONGEST_LET_IN)
                 raise _most_telling(failures)
             chosen = self._choose(reached)
             kept = chosen.connection
+            self._beside = _BESIDE
             return chosen
         finally:
             for task in tasks:
@@ -463,11 +471,15 @@ class Link:
 
 
 async def _first_and_others(
-    tasks: Sequence[asyncio.Task[_Reached | Exception]],
+    tasks: Sequence[asyncio.Task[_Reached | Exception]], beside: float
 ) -> tuple[list[_Reached], list[Exception]]:
-    """Wait for all hosts, but not for long when one has let the client in. In the order of the hosts."""
-    pending = set(tasks)
+    """Wait for all hosts, but not for long when one has let the client in. In the order of the hosts.
+
+    :param beside: how long at least, if one has answered that it is not to be used (seconds).
+    """
+    pending, began = set(tasks), now()
     until: float | None = None
+    let_in = False
     while pending:
         left = None if until is None else max(0.0, until - now())
         done, pending = await asyncio.wait(
@@ -475,8 +487,10 @@ async def _first_and_others(
         )
         if not done:
             break
-        if until is None and any(isinstance(task.result(), _Reached) for task in done):
-            until = now() + OTHERS_WITHIN
+        if not let_in and any(isinstance(task.result(), _Reached) for task in done):
+            let_in, until = True, now() + OTHERS_WITHIN
+        elif until is None and any(isinstance(task.result(), BackendError) for task in done):
+            until = began + max(beside, 2 * (now() - began))
     results = [task.result() for task in tasks if task.done()]
     return (
         [one for one in results if isinstance(one, _Reached)],

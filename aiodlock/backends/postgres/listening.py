@@ -68,8 +68,12 @@ class Listening:
 
     def examine(self) -> None:
         """Have ``on_up`` called again, as for a new connection."""
-        self._examined = None
+        self.examine_later()
         self._changed.set()
+
+    def examine_later(self) -> None:
+        """The same, within some seconds."""
+        self._examined = None
 
     async def _prepare(self, connection: Connection, host: Host) -> Prepared:
         if len(self.link.hosts) == 1 or self.link.pooled:

@@ -32,7 +32,8 @@ class Notifications:
 
     Mutable state: ``listener`` (while the store runs), ``polls`` (no notifications arrive here), ``known``
     (set once it is known whether they do), ``_probes`` (how many notifications of our own were sent),
-    ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived).
+    ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived),
+    ``_awaits`` (whether somebody waits for it).
     Until it has arrived, what is heard may be of another database.
     """
 
@@ -57,6 +58,7 @@ class Notifications:
         self._probes = 0
         self._probed = asyncio.Event()
         self._heard_on: Connection | None = None
+        self._awaits = False
 
     def begin(self, listener: Notices) -> None:
         """Tell this one what is said from now on."""
@@ -74,18 +76,22 @@ class Notifications:
         connection = self.listening.link.connection
         self._probes += 1
         self._probed.clear()
+        self._awaits = True
         try:
             await self._calls.notify(self._channel, self._probe)
             async with asyncio.timeout(max(_PROBE_WITHIN, self._messages.patience.learned)):
                 await self._probed.wait()
         except BackendError:
-            pass  # the connection for messages was lost: this is called again when there is another one
+            # It was refused, or the connection for messages was lost, or believed to be.
+            self.listening.examine_later()
         except TimeoutError:
             if connection is not None and self._heard_on is connection:
                 # The messages may go to another server now. Of a new connection we shall know.
                 self.listening.link.give_up(TimeoutError("no notifications arrive any more"))
                 return
             self._begin_to_poll()
+        finally:
+            self._awaits = False
         self._be_known()
 
     def _be_known(self) -> None:
@@ -112,7 +118,8 @@ class Notifications:
         """Have waiters look now and then while none arrive."""
         while True:
             await asyncio.sleep(POLL_EVERY)
-            deaf = self.polls or self.listening.link.connection is None
+            away = self.listening.link.connection is None
+            deaf = self.polls or away or not self._is_proven
             if deaf and self._messages.link.connection is not None and self.listener is not None:
                 self.listener.on_look(None)
 
@@ -122,6 +129,8 @@ class Notifications:
             self._heard_on = self.listening.link.connection
             self.polls = False
             self._probed.set()
+            if not self._awaits and self.listener is not None:
+                self.listener.on_look(None)  # what was notified before it was not heard
         elif message and self._is_proven and not message.startswith("probe"):
             self.hear([message])
 

@@ -238,7 +238,9 @@ class PostgresBackend:
         return await ask(connection, self._calls.one_step(connection, query, within), within)
 
     def _on_connected(self, prepared: Prepared, again: bool) -> None:
-        self._messages.patience.answered(prepared.took)
+        if not self._messages.patience.knows:
+            # The first questions only read: they say nothing of how long a commit takes.
+            self._messages.patience.answered(prepared.took)
         if not again:
             return
         self._listening.examine()  # this may be another server
