@@ -332,8 +332,9 @@ def _victims_of(graph: _Graph, own: Collection[str], steps: _Steps) -> Asking[di
     if steps.end_slice(_OF_ITS_OWN * len(waits)):  # there may be thousands of circles
         yield TURN
     victims: dict[str, Cycle] = {}
+    most = steps.taken + _MOST_STEPS  # what came before is linear
     for start in waits:
-        if steps.taken > _MOST_STEPS:
+        if steps.taken > most:
             break
         if few or start.id in own:
             cycle = yield from graph.cycle_of(start, steps)

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import RedisError
 
 from .. import BackendError
 from ._finding import Finding, Level
@@ -291,14 +291,12 @@ class _Examination:
         )
 
     async def _lets_everybody_in(self) -> bool:
-        """Tell whether a connection without a login may do something."""
+        """Tell whether a connection without a login may do something with locks."""
         ours = self._server.connection_pool
         options = {**ours.connection_kwargs, "username": None, "password": None}
         async with Redis.from_pool(ConnectionPool(ours.connection_class, **options)) as nobody:
             try:
-                await nobody.ping()
-            except NoPermissionError:
-                return True
+                await nobody.exists(f"{self._prefix}:doctor")
             except RedisError:
                 return False
         return True

@@ -134,11 +134,16 @@ class Guardian:
             pass
         return True
 
-    def signal_all(self, number: int) -> bool:
+    def signal_all(self, *numbers: int) -> bool:
         """Signal also the groups that the command has made, as ``timeout`` does. Return whether anything
-        is left of them."""
-        groups = {self.pid} | groups_of(os.getpid())
-        return any([self.signal_group(number, group) for group in groups])
+        is left of them.
+
+        The command's own group comes first: to find the others takes time, and may fail.
+        """
+        left = any([self.signal_group(number) for number in numbers])
+        for group in groups_of(os.getpid()) - {self.pid}:
+            left |= any([self.signal_group(number, group) for number in numbers])
+        return left
 
     def reap(self) -> None:
         if self.code is None:
@@ -158,8 +163,7 @@ class Guardian:
         moment = self.now()
         if moment >= self.term_at and not self.over:
             self.over = True
-            self.signal_all(signal.SIGTERM)
-            self.signal_all(signal.SIGCONT)
+            self.signal_all(signal.SIGTERM, signal.SIGCONT)
         if moment >= self.kill_at:
             self.signal_all(signal.SIGKILL)
             return self.code is not None and moment >= self.kill_at + _LINGER
@@ -214,9 +218,14 @@ class Guardian:
 
 
 def groups_of(session: int) -> set[int]:
-    """Return the process groups of a session, without that of its leader; none where there is no /proc."""
-    found = set()
-    for name in os.listdir("/proc") if os.path.exists("/proc/self/stat") else ():
+    """Return the process groups of a session, without that of its leader; none where /proc cannot tell."""
+    found: set[int] = set()
+    try:
+        # The numbers of another namespace would be strangers here.
+        names = os.listdir("/proc") if os.readlink("/proc/self") == str(os.getpid()) else []
+    except OSError:
+        return found
+    for name in names:
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 # The program's name stands in brackets, and may hold anything.

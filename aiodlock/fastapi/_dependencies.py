@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from typing import Annotated, Any
@@ -73,8 +73,7 @@ def _check_routes(app: FastAPI) -> None:
         for locked in _locked(route.dependant):
             try:
                 locked._check(route.dependant, route.endpoint, in_path)
-                for earlier in before:
-                    locked._check_behind(earlier)
+                locked._check_behind(before)
             except ValueError as error:
                 raise ValueError(f"{locked!r} at {route.path!r}: {error}") from None
             before.append(locked)
@@ -267,17 +266,16 @@ class Locked(_Dependency):
             raise ValueError(YIELDS)
         self.__dict__["_template"].bind(dependant, in_path)
 
-    def _check_behind(self, earlier: Locked) -> None:
+    def _check_behind(self, before: Sequence[Locked]) -> None:
         """Raise ValueError when what the same request has taken before would not let it in."""
-        mine, its = self.__dict__, earlier.__dict__
-        if (
-            self is not earlier
-            and mine["_template"].text == its["_template"].text
-            and its["_shared"]
-            and not mine["_shared"]
-            and type(self) is type(earlier)
-            and mine["_options"].get("owner") == its["_options"].get("owner")
-        ):
+        mine = self.__dict__
+        shared = [
+            its["_shared"]
+            for its in (earlier.__dict__ for earlier in before if type(earlier) is type(self))
+            if its["_template"].text == mine["_template"].text
+            and its["_options"].get("owner") == mine["_options"].get("owner")
+        ]
+        if shared and all(shared) and not mine["_shared"]:
             raise ValueError(
                 "the request holds the name in shared mode already, and would wait for itself "
                 "(DeadlockError): declare the exclusive one first"

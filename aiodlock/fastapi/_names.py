@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from fastapi import Cookie, Header, Path, Query, Request, params
 from fastapi.dependencies.models import Dependant
@@ -143,17 +143,15 @@ class _Declared:
 
     def check(self) -> None:
         """Raise ValueError for a parameter that does not hold one value, or one without one text."""
-        kind = _plain(self.annotation)
-        kind = get_origin(kind) or kind
-        if not isinstance(kind, type):
-            return
-        name, why = self.attribute or self.parameter.alias, None
-        if issubclass(kind, _SEVERAL):
-            why = "is not one value"
-        elif issubclass(kind, _NO_ONE_TEXT):
-            why = "cannot be part of a lock's name: declare a str, an int or a Decimal"
-        if why is not None:
-            raise ValueError(f"the parameter {name!r} is a {kind.__name__}, which {why}")
+        name, kinds = self.attribute or self.parameter.alias, _kinds(self.annotation)
+        for kind in kinds:
+            why = None
+            if issubclass(kind, _SEVERAL) and len(kinds) == 1:
+                why = "is not one value"
+            elif issubclass(kind, _NO_ONE_TEXT) and str not in kinds:
+                why = "cannot be part of a lock's name: declare a str, an int or a Decimal"
+            if why is not None:
+                raise ValueError(f"the parameter {name!r} is a {kind.__name__}, which {why}")
 
     def keys(self) -> set[str]:
         """Return under which names a request can have the value."""
@@ -210,7 +208,14 @@ class _Source:
         return text
 
     def _text(self, value: object) -> str:
-        return text_of(f"the parameter {self.field.name!r}", value)
+        what = f"the parameter {self.field.name!r}"
+        if isinstance(
+            value, _NO_ONE_TEXT
+        ):  # as a path's own converter gives it: nothing declares the type
+            raise NameRefused(
+                f"{what} is a {type(value).__name__}, which cannot be part of a lock's name"
+            )
+        return text_of(what, value)
 
     def _raw(self, connection: HTTPConnection) -> object:
         """Return the value as it came, where it is one text.
@@ -300,6 +305,19 @@ def _as_header(name: str) -> str:
 def _model_of(parameter: Any) -> type[BaseModel] | None:
     kind = _plain(parameter.field_info.annotation)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """Return the types that a value can have, as far as the annotation tells; None is none."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for one in get_args(annotation) if one is not NoneType for kind in _kinds(one)]
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    kind = getattr(annotation, "__supertype__", None)  # a NewType's
+    if kind is not None:
+        return _kinds(kind)
+    kind = get_origin(annotation) or annotation
+    return [kind] if isinstance(kind, type) else []
 
 
 def _plain(annotation: Any) -> Any:

@@ -176,9 +176,10 @@ class Once(Locked):
         super()._check(dependant, endpoint, in_path)
         self._check_use(dependant, ValueError)
 
-    def _check_behind(self, earlier: Locked) -> None:
-        same = self.__dict__["_template"].text == earlier.__dict__["_template"].text
-        if self is not earlier and isinstance(earlier, Once) and same:
+    def _check_behind(self, before: Sequence[Locked]) -> None:
+        text = self.__dict__["_template"].text
+        others = [one for one in before if isinstance(one, Once) and one is not self]
+        if any(one.__dict__["_template"].text == text for one in others):
             raise ValueError("the request does it already (DeadlockError): use one Once object")
 
     def _check_use(self, dependant: Any, error: type[Exception]) -> None:

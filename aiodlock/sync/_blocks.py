@@ -93,7 +93,7 @@ class Here:
         bares = getattr(self, "bare", {})  # a signal handler may have raised before it was made
         for bare in () if is_finalizing() else tuple(bares.values()):
             given = bare.given()
-            if given is not None:
+            if given is not None and bare.lease._is_here():  # a forked child's threads are gone
                 given._ended = True
             bare.lease._forget()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import aiodlock
+from aiodlock.cli import _guardian
 
 from ..conftest import MakeClient
 from ..scenes import BRIEF, STARTING, stalls, takes, until, until_waiting
@@ -381,6 +383,21 @@ async def test_stopped_server_ends_a_command_before_its_deadline(
         assert "ago" not in told
     finally:
         store.server.resume()
+
+
+def test_guardian_signals_the_commands_group_also_where_no_other_can_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: str) -> list[str]:
+        raise OSError(errno.ENFILE, "too many open files in system")
+
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "listdir", full)
+    monkeypatch.setattr(os, "killpg", lambda *args: sent.append(args))
+    guardian = _guardian.Guardian.__new__(_guardian.Guardian)
+    guardian.pid = 4_000_000
+    assert guardian.signal_all(signal.SIGTERM, signal.SIGCONT)
+    assert sent == [(4_000_000, signal.SIGTERM), (4_000_000, signal.SIGCONT)]
 
 
 async def test_dead_guardian_takes_the_command_along(

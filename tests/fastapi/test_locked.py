@@ -603,6 +603,7 @@ async def test_request_that_would_wait_for_itself_is_refused_when_the_app_starts
         a: Annotated[Lease, Locked("x")],
         b: Annotated[Lease, Locked("x", shared=True)],
         c: Annotated[aiodlock.OnceRun, Once("x", keep=9)],
+        d: Annotated[Lease, Locked("x")],
     ) -> None: ...
 
     for handler in (shared_first, once_twice, exclusive_first):

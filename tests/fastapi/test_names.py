@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, NewType
 from uuid import UUID
 
 import httpx
@@ -421,12 +421,29 @@ class Several(BaseModel):
     order_id: list[int]
 
 
+Price = NewType("Price", float)
+
+
+async def test_value_whose_type_nobody_declares_is_refused_by_the_request(client: Client) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.post("/{v:float}")
+    async def handler(lease: Annotated[Lease, Locked("x:{v}")]) -> str:
+        return lease.name
+
+    async with asking(app) as http:
+        assert (await http.post("/7.5")).status_code == 422
+
+
 def refused() -> Iterator[tuple[str, Any]]:
     async def nothing(lease: LOCK) -> None: ...
     async def several(order_id: Annotated[list[int], Query()], lease: LOCK) -> None: ...
     async def many(asked: Several, lease: LOCK) -> None: ...
     async def a_bool(order_id: bool, lease: LOCK) -> None: ...
     async def a_float(order_id: float | None, lease: LOCK) -> None: ...
+    async def a_union(order_id: int | float, lease: LOCK) -> None: ...
+    async def a_price(order_id: Price, lease: LOCK) -> None: ...
     async def ambiguous(asked: Asked, order_id: int, lease: LOCK) -> None: ...
     async def two(asked: Asked, other: Asked, lease: LOCK) -> None: ...
     async def other_key(order_id: Annotated[int, Query(alias="id")], lease: LOCK) -> None: ...
@@ -442,6 +459,8 @@ def refused() -> Iterator[tuple[str, Any]]:
     yield "is a list", many
     yield "is a bool, which cannot be part of a lock's name", a_bool
     yield "is a float, which cannot be part of a lock's name", a_float
+    yield "is a float, which cannot be part of a lock's name", a_union
+    yield "is a float, which cannot be part of a lock's name", a_price
     yield "query and the body", ambiguous
     yield "more than one part of the body", two
     yield "neither the path nor", other_key

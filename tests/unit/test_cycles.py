@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock import HolderInfo, LockInfo, WaiterInfo
+from aiodlock import HolderInfo, LockInfo, WaiterInfo, _cycles
 from aiodlock._cycles import TURN, Answer, Asking, Cycle, Edge, Question, Wait, search, verify
 from aiodlock._model import IMPATIENT, Kind, Mode
 from aiodlock._waits import decode, encode
@@ -521,6 +521,30 @@ def test_each_turn_of_the_loop_does_little_for_a_thousand_deadlocks() -> None:
     turns = calls_in_turns(probe().send, lambda _: answer)
     assert len(cycles) == 1_000
     assert max(turns) < 10_000, "some for each of the waits, or of a slice of the steps"
+
+
+def test_number_of_waits_takes_nothing_from_the_steps_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a search among very many would find nothing, again and again."""
+    monkeypatch.setattr(_cycles, "_MOST_STEPS", 1_000)
+    waits, infos = list[Wait](), list[LockInfo]()
+    for at in range(500):
+        for one, other, side in (("a", "b", 0), ("b", "a", 1)):
+            mine, its, number = f"{one}{at}", f"{other}{at}", 2 * at + side
+            wait = wait_of(1, its, (mine, number))
+            waits.append(replace(wait, id=f"c1-{number}", owner=f"c1-{number}", arrived=number))
+            infos.append(info(mine, [(f"c1-{number}", "exclusive", number)], []))
+    answer = Answer(
+        {(one.kind, one.name): one for one in infos}, {"c1": {wait.id: wait for wait in waits}}
+    )
+    cycles = list[Cycle]()
+
+    def probe() -> Generator[Question, Answer, None]:
+        cycles.extend((yield from search(waits, "c1")))
+
+    calls_in_turns(probe().send, lambda _: answer)
+    assert cycles
 
 
 def test_crossed_readers_and_writers_lose_as_few_as_are_needed() -> None:
