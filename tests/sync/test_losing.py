@@ -338,6 +338,7 @@ WAYS += [(what, "bare") for what in MAKERS if what not in ("once", "election")]
 
 # A bare lease that came when its call had been interrupted already is dropped.
 @pytest.mark.filterwarnings("ignore:.*forgotten:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.*thread that acquired it ended:ResourceWarning")
 @pytest.mark.parametrize("how", ["closed", "interrupted"])
 @pytest.mark.parametrize(("what", "way"), WAYS)
 def test_body_does_not_begin_when_its_lease_ends_on_the_way_into_the_thread(
