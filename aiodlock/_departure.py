@@ -184,6 +184,8 @@ class Departure:
         try:
             await self._repeat(request, end, request.place.ends_by)
         except (TimeoutError, BackendError) as error:
+            if request.state is OVER:
+                return  # its caller has heard the answer, see ``again``
             request.place.abandon()
             self._telling.release_failed(request, error)
         self._register.remove_unawaited(request)

@@ -41,8 +41,7 @@ class LockOptions:
         self._as_float("ttl", SHORTEST_TTL)
         for seconds in ("lock_delay", "margin", "hold_at_least", "linger"):
             self._as_float(seconds)
-        if self.timeout is not None:
-            self._as_float("timeout")
+        object.__setattr__(self, "timeout", check_timeout(self.timeout))
         check_note("note", self.note)
         if self.linger and (self.hold_at_least or not self.auto_extend):
             other = "hold_at_least" if self.hold_at_least else "auto_extend=False"

@@ -75,13 +75,16 @@ class Asked:
 
 
 def by_owner(holds: Iterable[HolderInfo]) -> tuple[HolderInfo, ...]:
-    """Return one entry for each owner and mode, with the number of its holds that the store counts."""
+    """Return one entry for each owner and mode, with the number of its holds that the store counts.
+
+    :param holds: with owners as the store has them; people are shown them as users named them.
+    """
     found: dict[tuple[str, Mode], HolderInfo] = {}
     for hold in holds:
         before = found.get((hold.owner, hold.mode))
         count = before.count + 1 if before else 1
         found[hold.owner, hold.mode] = replace(hold, count=count)
-    return tuple(found.values())
+    return tuple(replace(hold, owner=shown(hold.owner)) for hold in found.values())
 
 
 def shown(owner: str) -> str:

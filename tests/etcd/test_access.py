@@ -68,11 +68,15 @@ async def test_user_without_the_right_is_told(guarded: EtcdCluster) -> None:
             pass
 
 
-async def test_url_with_a_user_works_before_the_cluster_asks_for_users_and_after() -> None:
+async def test_url_with_a_user_works_before_the_cluster_asks_for_users_and_after(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """So users are switched on without a stop: first every client gets its URL."""
     with EtcdCluster() as cluster:
         async with Client(_login(cluster, "locker's pass"), prefix="mine") as client:
             lease = await client.lock("a", ttl=3).acquire()
+            events = [getattr(record, "event", "") for record in caplog.records]
+            assert events.count("no_users") == 1
             _guard(cluster)
             async with client.lock("b", timeout=STARTING):
                 await lease.extend()
@@ -95,9 +99,10 @@ async def test_token_that_ended_is_renewed(guarded: EtcdCluster) -> None:
             pass
         session = client._core.session
         assert session is not None
-        session.backend._link._token = "ended"  # type: ignore[attr-defined]
+        login = session.backend._link._login  # type: ignore[attr-defined]
+        login.token = "ended"
         async with client.lock("b"):
-            pass
+            assert login.token not in ("ended", None)
 
 
 def _as_root(cluster: EtcdCluster, path: str, **body: object) -> None:

@@ -59,7 +59,7 @@ class Inspection:
             name,
             by_owner(
                 HolderInfo(
-                    owner=shown(holder.owner),
+                    owner=holder.owner,
                     mode=holder.mode,
                     token=holder.order,
                     count=1,

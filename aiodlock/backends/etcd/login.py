@@ -9,6 +9,7 @@ has a patience of its own, and is not asked for again meanwhile: what is given u
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -17,6 +18,8 @@ from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import Patience
 from .refusals import Denied, NoUsers
+
+_logger = logging.getLogger("aiodlock")
 
 #: How long the answer to a password may take (seconds): longer than etcd itself waits for a majority, which
 #: is 7 s; and at most. Each that does not come doubles it: what is given up is worked on all the same.
@@ -36,7 +39,7 @@ class Login:
 
     Mutable state: ``token`` (None: there is none; "": the cluster asks for none), ``_asking`` (while it is
     asked for), ``_refusals`` (in a row), ``_not_before`` (of the next attempt), ``_refused`` (the last
-    one), ``patience`` (with an answer).
+    one), ``_told`` (that the cluster asks for none), ``patience`` (with an answer).
     """
 
     def __init__(self) -> None:
@@ -46,6 +49,7 @@ class Login:
         self._refusals = 0
         self._not_before = 0.0
         self._refused: BackendError | None = None
+        self._told = False
 
     @classmethod
     def of(cls, *key: object) -> Login:
@@ -100,6 +104,13 @@ class Login:
             # Clients are given their URL before users are switched on. A call that is refused for it later
             # asks anew.
             self.token = ""
+            if not self._told:
+                self._told = True
+                _logger.warning(
+                    "the URL names a user, but etcd asks for none: everybody who reaches it can break "
+                    "every lock, until `etcdctl auth enable`",
+                    extra={"event": "no_users"},
+                )
         except BackendError as error:
             failed = error
             if now() - began >= self.patience.learned:

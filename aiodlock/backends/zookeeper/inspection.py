@@ -67,10 +67,10 @@ class Inspection:
         asked = entries if queues else holders(entries)
         async for entry, data, stat in self._read(session, path, asked):
             owner, client, token, note, description, _ = read_about(data)
-            owner, mode = shown(owner), _mode_of(entry)
+            mode = _mode_of(entry)
             if entry.node not in holding:
                 waiters.append(
-                    WaiterInfo(owner, mode, len(waiters), None, client, note, description)
+                    WaiterInfo(shown(owner), mode, len(waiters), None, client, note, description)
                 )
                 continue
             held.append(
