@@ -1,4 +1,4 @@
-"""Backends whose questions from people, and about waits, are answered by objects of their own."""
+"""Backends and stores whose questions from people, and about waits, are answered by objects of their own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ class Inspector(Protocol):
         self, kind: Kind, names: Sequence[str], *, queues: bool
     ) -> list[LockInfo]: ...
 
-    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool: ...
-
     def names(self, match: str, kind: Kind) -> AsyncIterator[str]: ...
 
     async def break_lock(self, name: str, kind: Kind, tokens: Tokens | None) -> int: ...
@@ -35,7 +33,7 @@ class WaitsTold(Protocol):
 
 
 class Asked:
-    """The calls of ``Backend`` that are passed on to these two."""
+    """The calls of ``Backend`` and ``KeptStore`` that are passed on to these two."""
 
     def __init__(self, inspection: Inspector, waits: WaitsTold) -> None:
         self._inspection = inspection
@@ -48,9 +46,6 @@ class Asked:
         self, kind: Kind, names: Sequence[str], *, queues: bool = True
     ) -> list[LockInfo]:
         return await self._inspection.inspect_all(kind, names, queues=queues)
-
-    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
-        return await self._inspection.holds(kind, name, mode, token)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendUnavailable
-from ..._model import Capabilities, Terms
+from ..._model import Capabilities, Kind, Mode, Terms
 from .._versions import allows, refused
 from ..asked import Asked
 from ..base import Listener
@@ -85,7 +85,8 @@ class EtcdBackend(Asked):
             on_silent=self._on_silent,
             on_outdated=lambda lease: self._moving.on_outdated(lease),
         )
-        super().__init__(Inspection(self.cluster), Waits(self.cluster))
+        self._people = Inspection(self.cluster)
+        super().__init__(self._people, Waits(self.cluster))
         self._moving = Moving(self.cluster, self.requests)
         self._audit = Audit(self.cluster, self.requests)
         self._observers: dict[Callable[[], object], Callable[[], object]] = {}
@@ -273,6 +274,9 @@ class EtcdBackend(Asked):
         self.cluster.watches.watch(start, end, 0, heard, missed)
 
     # -- for observers -----------------------------------------------------------------------------
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        return await self._people.holds(kind, name, mode, token)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         """Have ``changed`` called when the name's holder may have changed; return what ends that."""

@@ -37,11 +37,8 @@ class Inspection:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return (await self.inspect_all(kind, [name]))[0]
-
     async def inspect_all(
-        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+        self, kind: Kind, names: Sequence[str], *, queues: bool
     ) -> list[LockInfo]:
         await self._calls.up(hurry=True)
         keys = [self._calls.key(kind, name) for name in names]

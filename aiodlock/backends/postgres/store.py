@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -23,16 +23,14 @@ from ..._model import (
     Capabilities,
     Gone,
     Granted,
-    Kind,
     Left,
-    LockInfo,
     Refused,
     StoreRequest,
-    Tokens,
     Waiting,
 )
 from .._identity import Known
 from .._label import make_label
+from ..asked import Asked
 from ..base import Unanswered
 from ..kept import Notices
 from .calls import ACQUIRE_ONE, LEAVE_ONE, TURN, TURN_MANY, Calls
@@ -75,7 +73,7 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-class PostgresBackend:
+class PostgresBackend(Asked):
     """One database. Its functions decide; this sends messages and reads the answers.
 
     Its state is in its connections, in ``Notifications``, and in ``_known`` (the database that it talks
@@ -137,8 +135,7 @@ class PostgresBackend:
             sessions=listen_source is not None,
         )
         self._listening = self._notifications.listening
-        self._inspection = Inspection(self._calls)
-        self._waits = Waits(self._calls)
+        super().__init__(Inspection(self._calls), Waits(self._calls))
 
     def __repr__(self) -> str:
         return f"<PostgresBackend {self._described}>"
@@ -422,31 +419,6 @@ class PostgresBackend:
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         changes = channel(f"changes {self._calls.key(kind, name)}")
         return self._listening.listen(changes, lambda payload: changed())
-
-    # -- for people ------------------------------------------------------------------------------
-
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return await self._inspection.inspect(kind, name)
-
-    async def inspect_all(
-        self, kind: Kind, names: Sequence[str], *, queues: bool = True
-    ) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names, queues=queues)
-
-    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
-        await self._waits.tell(serial, record, keep)
-
-    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
-        return await self._waits.read(labels)
-
-    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        return self._inspection.names(match, kind)
-
-    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
-        return await self._inspection.break_lock(name, kind, tokens)
-
-    async def forget(self, name: str) -> bool:
-        return await self._inspection.forget(name)
 
 
 def _wire_mode(request: StoreRequest) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..._clock import now
 from ..._errors import BackendUnavailable
-from ..._model import Capabilities, Terms
+from ..._model import Capabilities, Kind, Mode, Terms
 from ..._patience import LEAST
 from ..._tasks import start_soon
 from ..asked import Asked
@@ -45,9 +45,8 @@ class ZooKeeperBackend(Asked):
         self, ensemble: Ensemble, *, ttl: float, unavailable_after: float, description: str = ""
     ) -> None:
         self.queues: Queues = Queues(ensemble, self._start, description)
-        super().__init__(
-            Inspection(self.queues, lambda: self._main), Waits(self.queues, lambda: self._main)
-        )
+        self._people = Inspection(self.queues, lambda: self._main)
+        super().__init__(self._people, Waits(self.queues, lambda: self._main))
         self.label: str = self.queues.label
         self._described = ensemble.described
         self._unavailable_after = unavailable_after
@@ -172,6 +171,9 @@ class ZooKeeperBackend(Asked):
         )
 
     # -- who holds has changed -----------------------------------------------------------------------
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        return await self._people.holds(kind, name, mode, token)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         observer = Observer(self._main, self.queues.directory(kind, name), changed)
