@@ -1,4 +1,4 @@
-"""Backends and stores whose questions from people, and about waits, are answered by objects of their own."""
+"""Backends and stores that have objects of their own answer people, and tell what clients wait for."""
 
 from __future__ import annotations
 
