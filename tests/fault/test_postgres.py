@@ -247,7 +247,7 @@ async def test_holder_knows_of_its_loss_before_the_next_one_gets_in_when_the_ser
     async with Client(server.url, ttl=1.5) as one, Client(server.url, ttl=1.5) as other:
         with pytest.raises(LockLost, match="expired"):  # noqa: PT012
             async with one.lock(NAME):
-                waiting = asyncio.create_task(other.lock(NAME).acquire())
+                waiting = asyncio.create_task(other.lock(NAME, ttl=30).acquire())
                 await until_waiting(one, NAME)
                 server.pause()
                 await until_cancelled()
