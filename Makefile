@@ -51,7 +51,7 @@ test-scripts: setup
 # What only several servers together can go through; and the heart of the contract on every other store.
 HEART := tests/contract/test_locking.py tests/contract/test_shared.py tests/contract/test_semaphore.py \
 	tests/contract/test_lock_delay.py tests/contract/test_once.py tests/contract/test_linger.py \
-	tests/acceptance/test_client.py
+	tests/contract/test_client.py
 test-stores: setup
 	$(PYTEST) --dist loadfile --numprocesses 6 $(QUICK) tests/topology tests/etcd $(ARGS)
 	$(PYTEST) --numprocesses 6 $(QUICK) $(HEART) \
@@ -64,7 +64,7 @@ test-stores: setup
 test-long: setup
 	$(PYTEST) --numprocesses 4 -m long --ignore=tests/upgrade $(ARGS)
 	$(PYTEST) --numprocesses 4 --hypothesis-profile random tests/model tests/unit tests/security tests/etcd $(ARGS)
-	$(PYTEST) --numprocesses 4 tests/contract tests/acceptance --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
+	$(PYTEST) --numprocesses 4 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
 	$(MAKE) test-upgrade test-servers test-postgres test-zookeeper test-etcd model
 
 # The whole suite on the other single servers: twice as long as the suite.
@@ -74,18 +74,18 @@ test-servers: setup
 
 # All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
 test-zookeeper: setup
-	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/fault tests/compat \
 		--store zookeeper,zookeeper3 $(ARGS)
 
 # All that is for every store, on etcd: one member, and a cluster of three. A quarter of an hour.
 test-etcd: setup
 	$(BIN)/python -m pytest --numprocesses 3 tests/etcd $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/fault tests/compat \
 		--store etcd,etcd3 -k etcd $(ARGS)
 
 # All that is for every store, on PostgreSQL: Debian's, the newest one, and behind pgbouncer. Ten minutes.
 test-postgres: setup
-	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/acceptance tests/fault tests/compat \
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/fault tests/compat \
 		--store postgres,postgres18,pgbouncer -k "postgres or pgbouncer" $(ARGS)
 
 # A client of another release beside one of the tree, on every store: AIODLOCK_BESIDE is a version on the package

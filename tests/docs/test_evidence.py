@@ -8,9 +8,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _PAGES = ("evidence", "mutation", "campaigns")
 _PAGE = "".join((_ROOT / f"docs/internals/{page}.md").read_text() for page in _PAGES)
-_FOLDERS = {
-    "T1": "tests/contract", "T2": "tests/acceptance", "F": "tests/fault",
-}  # fmt: skip
+_FOLDERS = {"T": "tests/contract", "F": "tests/fault"}
 
 
 def test_files_that_the_page_names_exist() -> None:
@@ -21,7 +19,7 @@ def test_files_that_the_page_names_exist() -> None:
 
 
 def test_tests_of_each_promise_are_in_the_folder_of_their_command() -> None:
-    cells = re.findall(r"\*\*(T1|T2|F)\*\* ((?:`test_\w+\.py`(?:, )?)+)", _PAGE)
+    cells = re.findall(r"\*\*(T|F)\*\* ((?:`test_\w+\.py`(?:, )?)+)", _PAGE)
     assert len(cells) > 10
     for folder, files in cells:
         for file in re.findall(r"test_\w+\.py", files):

@@ -51,9 +51,9 @@ async def test_private_memory_stores_are_not_shared() -> None:
 
 async def test_memory_stores_are_shared_by_name() -> None:
     async with (
-        aiodlock.Client("memory://acceptance-a") as one,
-        aiodlock.Client("memory://acceptance-a") as same,
-        aiodlock.Client("memory://acceptance-b") as other,
+        aiodlock.Client("memory://contract-a") as one,
+        aiodlock.Client("memory://contract-a") as same,
+        aiodlock.Client("memory://contract-b") as other,
     ):
         async with one.lock("x"):
             assert await same.lock("x").locked()
@@ -69,7 +69,7 @@ async def test_a_client_on_a_private_memory_store_may_be_entered_again() -> None
 
 async def test_named_memory_store_works_on_two_loops() -> None:
     async def lock() -> int:
-        async with aiodlock.Client("memory://acceptance-c") as client:
+        async with aiodlock.Client("memory://contract-c") as client:
             async with client.lock("x") as lease:
                 return lease.token
 
