@@ -73,6 +73,34 @@ async def test_leases_lost_at_once_are_a_few_lines_and_hooks_hear_each(
     assert sorted(heard) == sorted(lease.name for lease in leases)
 
 
+async def test_many_deadlocks_at_once_end_one_task_each_and_are_a_few_lines(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    pairs = 60
+
+    async def take(first: str, second: str, both: asyncio.Barrier) -> int:
+        async with client.lock(first):
+            await both.wait()
+            try:
+                async with client.lock(second):
+                    return 0
+            except aiodlock.DeadlockError:
+                return 1
+
+    taking = []
+    for number in range(pairs):
+        both, x, y = asyncio.Barrier(2), f"x{number}", f"y{number}"
+        taking.append(asyncio.gather(take(x, y, both), take(y, x, both)))
+    async with asyncio.timeout(PATIENCE):
+        ended = await asyncio.gather(*taking)
+    await client.__aexit__(None, None, None)
+    assert all(sum(pair) == 1 for pair in ended), "of each two, one goes on"
+    records = lines(caplog, "deadlock")
+    assert told(records) == pairs
+    assert len(records) <= 20, "at most one a second after the first"
+
+
 async def test_line_about_many_losses_has_their_reasons(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
