@@ -14,7 +14,7 @@ LockError
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 LossReason = Literal["expired", "broken", "taken_over", "gone", "max_hold", "closed"]
 
@@ -32,7 +32,11 @@ class LockError(Exception):
         self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
+        # Also for ``copy.copy``: one object raised in several tasks would mix their tracebacks and notes.
+        state = self.__dict__.copy()
+        if "__notes__" in state:
+            state["__notes__"] = list(state["__notes__"])
+        return _rebuild, (type(self), self.args, state)
 
 
 def _rebuild(kind: type[LockError], args: tuple[Any, ...], state: dict[str, Any]) -> LockError:
@@ -68,10 +72,6 @@ class LockLost(LockError):
     ) -> None:
         super().__init__(message, name=name)
         self.reason = reason
-
-    def copy(self) -> Self:
-        """Make a fresh exception: raising one object in several tasks would mix their tracebacks."""
-        return type(self)(str(self), name=self.name, reason=self.reason)
 
 
 class NotHeld(LockError, RuntimeError):

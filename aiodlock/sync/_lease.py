@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
@@ -124,7 +125,7 @@ class Held:
             # Collected with a generator, or left in an event loop: it must not be blocked.
             self._running.portal.start_soon(self._leave)
             error = self._core.lost
-            return error.copy() if error is not None else None
+            return copy(error) if error is not None else None
         return self._running.portal.call(self._leave, within=self._core.remaining())
 
     def _leave_soon(self) -> None:
@@ -406,7 +407,7 @@ def _look_for_loss(
     if lost is not None:
         if function not in request.told_to:
             request.told_to.append(function)
-            start_thread(portal, function, lost.copy())
+            start_thread(portal, function, copy(lost))
     elif request.state is State.HELD and serial in request.handles:
         watcher: asyncio.Future[None] = session.loop.create_future()
         watcher.add_done_callback(

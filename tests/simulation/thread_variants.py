@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ def _keeps_the_lease(
     def look(_: asyncio.Future[None] | None = None) -> None:
         lost = lease.lost
         if lost is not None:
-            start_thread(portal, function, lost.copy())
+            start_thread(portal, function, copy(lost))
         elif request.state is State.HELD and lease._serial in request.handles:
             watcher: asyncio.Future[None] = lease._session.loop.create_future()
             watcher.add_done_callback(look)

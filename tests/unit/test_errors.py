@@ -95,8 +95,11 @@ def test_os_error_parts_of_an_unavailable_backend_are_harmless() -> None:
 
 def test_copy_of_a_loss_is_another_object_that_says_the_same() -> None:
     lost = LockLost("gone", name="x", reason="gone")
-    again = lost.copy()
+    lost.add_note("while paying")
+    again = copy.copy(lost)
     assert again is not lost
+    again.add_note("in another thread")
+    assert lost.__notes__ == ["while paying"]
     assert (str(again), again.name, again.reason) == ("gone", "x", "gone")
 
 
