@@ -119,14 +119,7 @@ def test_seeds_hand_leases_out_and_recall_them() -> None:
     assert recalled > 10
 
 
-#: Not caught in five hundred seeds since far nodes are waited for while they answer.
-_RARE = "quorum: answers with small tokens taken for old ones"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long if name == _RARE else ()) for name in ALL_VARIANTS],
-)
+@pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
     assert_caught(ALL_VARIANTS[name], _SEARCH_ONCE if name in ONCE_VARIANTS else _SEARCH)
 

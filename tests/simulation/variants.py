@@ -922,7 +922,7 @@ VARIANTS = {
         seed=6,
     ),
     "quorum: answers with small tokens taken for old ones": Variant(
-        _stick_to_large_tokens, ("exclusion", "kept"), kind=Forgotten, seed=373
+        _stick_to_large_tokens, ("exclusion", "kept"), kind=Forgotten
     ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
