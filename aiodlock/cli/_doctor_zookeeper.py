@@ -6,7 +6,8 @@ import asyncio
 
 from .. import BackendUnavailable, Unsupported
 from ..backends.zookeeper.address import read_url
-from ..backends.zookeeper.session import Ensemble, Session
+from ..backends.zookeeper.servers import Ensemble
+from ..backends.zookeeper.session import Session
 from ._finding import Finding, try_a_lock
 
 _WITHIN = 5.0
@@ -43,7 +44,7 @@ async def _granted(ensemble: Ensemble, asked: float) -> float:
     running = asyncio.create_task(session.run())
     try:
         await session.wait_up(_WITHIN)
-        return session.negotiated
+        return session.granted
     except BackendUnavailable:
         if running.done():
             running.result()

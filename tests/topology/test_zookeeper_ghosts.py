@@ -365,7 +365,7 @@ async def test_waiter_that_misses_the_end_of_the_one_in_front_sees_it_by_itself(
         await waiter.queue()
         for session in near._sessions.values():
             await session.ask(jute.sync("/"))
-            session._data_watches.clear()
+            session.watches._data.clear()
         if holder.place._stand is not None:
             holder.place._stand.behind.clear()
         await holder.leave()
@@ -411,7 +411,7 @@ async def _restore(server: ZooKeeperServer, session: Session, path: str) -> None
     """Have a node in a session again, as servers do that have lost its deletion."""
     nothing: tuple[Any, Any] = (lambda event: None, lambda sent: None)
     raw = await connect("127.0.0.1", server.port, None, *nothing)
-    await raw.hello(0, round(session.timeout * 1000), session.id, session._password)
+    await raw.hello(0, round(session.timeout * 1000), session.id, session._welcome.password)
     await raw.submit(jute.create(path, b"", jute.EPHEMERAL))
     raw.abort(ConnectionError("it is done"))
     await raw.closed
@@ -492,7 +492,7 @@ async def test_waiter_deletes_no_node_of_a_request_that_is_alive(
         for waiter in asked[1:]:
             await waiter.queue()
         for session in (*near._sessions.values(), *far._sessions.values()):
-            for member in list(session.members):
+            for member in list(session.members._all):
                 member.look_after()
             await session.ask(jute.sync("/"))
         await asyncio.sleep(0)

@@ -88,7 +88,7 @@ async def test_each_ttl_has_a_session_whose_timeout_it_is(
         assert one.place._session is not other.place._session
         for asked in (one, other):
             assert asked.place._session is not None
-            assert asked.place._session.negotiated == asked.place._terms.ttl
+            assert asked.place._session.granted == asked.place._terms.ttl
             await asked.leave()
 
 
@@ -267,7 +267,7 @@ async def test_session_that_is_about_to_be_used_is_not_closed_as_idle(
         await before.acquire()
         await before.leave()
         session = backend._session_in_use(before.place._terms.ttl)
-        session.used_at -= 100.0
+        session.members.used_at -= 100.0
         connected = session.wait_up
 
         async def wait_up(within: float) -> None:
@@ -572,8 +572,8 @@ async def test_observer_is_told_once_of_a_change_however_often_its_connection_wa
         await session.ask(jute.sync("/"))
         assert told == 1
         stop()
-        assert not session._child_watches
-        assert not session._data_watches
+        assert not session.watches._children
+        assert not session.watches._data
 
 
 async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(
@@ -603,7 +603,8 @@ async def test_request_whose_session_has_ended_is_gone(server: ZooKeeperServer, 
         await holder.acquire()
         session = holder.place._session
         assert session is not None
-        session._expire()
+        session.lifetime.over = True
+        session.members.on_over()
         assert holder.heard.told == ["expired"]
         assert await holder.place.acquire(wait=True) == Gone("expired")
         assert await holder.leave() == Left("gone", "expired")

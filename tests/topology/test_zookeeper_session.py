@@ -22,7 +22,8 @@ from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock._clock import now
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
-from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
+from aiodlock.backends.zookeeper.servers import Credentials, Ensemble
+from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
@@ -157,7 +158,7 @@ async def test_session_goes_on_after_a_cut_with_its_nodes_and_watches(
         await session.ask(jute.create(path, b"", jute.EPHEMERAL))
         await other.ask(jute.create(watched, b"", jute.EPHEMERAL))
         gone = asyncio.Event()
-        await session.watch(watched, gone.set)
+        await session.watches.data(watched, gone.set)
         member, number = _Member(session), session.id
         link.cut()
         await until(lambda: not session.is_up)
@@ -346,7 +347,7 @@ async def test_container_is_deleted_by_the_servers_and_create2_tells_its_stat(
         assert node.ephemeral_owner == session.id
         await session.ask(jute.delete(f"{path}/a"))
         gone = asyncio.Event()
-        await session.watch(path, gone.set)
+        await session.watches.data(path, gone.set)
         await asyncio.wait_for(gone.wait(), PATIENCE)
 
 
@@ -356,10 +357,10 @@ async def test_watches_of_children_and_of_nodes_to_come_are_told_once(
     async with _running(_ensemble(server.port)) as session:
         path = f"/aiodlock/locks/{os.urandom(4).hex()}"
         made, changed = asyncio.Event(), asyncio.Event()
-        session.watch_creation(path, made.set)
+        session.watches.creation(path, made.set)
         await session.ask(jute.create(path, b"", jute.PERSISTENT))
         await asyncio.wait_for(made.wait(), PATIENCE)
-        session.watch_children(path, changed.set)
+        session.watches.children(path, changed.set)
         await session.ask(jute.get_children(path, watch=True))
         await session.ask(jute.create(f"{path}/a", b"", jute.EPHEMERAL))
         await asyncio.wait_for(changed.wait(), PATIENCE)
@@ -518,7 +519,7 @@ async def test_session_moves_to_another_server_when_its_own_stops() -> None:
         ports = [door.port for door in ensemble.doors.values()]
         # Longer than elections take on a busy machine.
         async with _running(_ensemble(*ports), 60.0) as session:
-            session._patience = 1.0
+            session._pace = session._pace._replace(silent=1.0)
             number = session.id
             path = f"/aiodlock/ids/{os.urandom(4).hex()}"
             await session.ask(jute.create(path, b"", jute.EPHEMERAL))

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from .._tls import Tls
 from .._urls import ENCODE, check_host, without_password
-from .session import Credentials, Ensemble
+from .servers import Credentials, Ensemble
 
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
 #: ZooKeeper's own tickTime, in seconds.

@@ -80,7 +80,7 @@ class Blockers:
             elif error is None and hears and answer.result().value[1].version > 0:
                 self._look()  # it was written after the queue was read, and before it was watched
 
-        session.watch(path, self._look).add_done_callback(on_answer)
+        session.watches.data(path, self._look).add_done_callback(on_answer)
 
     def clear(self) -> None:
         """Wait for none any more."""
@@ -90,7 +90,7 @@ class Blockers:
         watched, self._watched = self._watched, []
         if self._session is not None:
             for path in watched:
-                self._session.unwatch(path, self._look)
+                self._session.watches.forget(path, self._look)
 
     # -- what was told and not heard -----------------------------------------------------------------
 

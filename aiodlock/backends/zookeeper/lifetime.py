@@ -29,6 +29,7 @@ connections.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from ..._clock import local_deadline
 
@@ -44,7 +45,7 @@ class Lifetime:
     ``_timeout`` (milliseconds), ``_attached`` (when the message that began this connection was sent,
     until a write is committed), ``_heard`` (writes: when they were sent and when answered), ``_told``
     (when the write that followed on a question of the leader was answered, and the moment of which it
-    tells).
+    tells), ``_waiting`` (who waits for the deadline to move).
     """
 
     def __init__(self, tick: float) -> None:
@@ -55,6 +56,11 @@ class Lifetime:
         self._attached: float | None = None
         self._heard: deque[tuple[float, float]] = deque()
         self._told: deque[tuple[float, float]] = deque()
+        self._waiting: list[Callable[[], object]] = []
+
+    def on_progress(self, moved: Callable[[], object]) -> None:
+        """Have ``moved`` called once when the deadline has moved."""
+        self._waiting.append(moved)
 
     def attached(self, sent: float, timeout: int) -> None:
         """A server has taken the session over from the one before, or created it."""
@@ -68,6 +74,7 @@ class Lifetime:
 
     def committed(self, sent: float, answered: float) -> None:
         """A write was answered: a majority of the servers has it."""
+        before = self.deadline
         if self._attached is not None:
             self._lives_since(self._attached)
             self._attached = None
@@ -81,6 +88,10 @@ class Lifetime:
         # A busy client's writes need not all be remembered.
         if not self._heard or self._heard[-1][0] + self._gap / 8 <= sent:
             self._heard.append((sent, answered))
+        if self.deadline > before:
+            waiting, self._waiting = self._waiting, []
+            for moved in waiting:
+                moved()
 
     def _lives_since(self, moment: float) -> None:
         self.deadline = max(self.deadline, local_deadline(moment, self._timeout))

@@ -36,13 +36,13 @@ class Observer:
         if self._stopped or not session.is_up:
             return
         self._forget_watch()
-        unwatch = self._unwatch = session.watch_children(self._path, self._fire)
+        unwatch = self._unwatch = session.watches.children(self._path, self._fire)
 
         def on_answer(answer: asyncio.Future[Answer[tuple[list[str], jute.Stat]]]) -> None:
             if isinstance(answer.exception(), jute.ZooKeeperError) and self._unwatch is unwatch:
                 self._forget_watch()  # there is no queue yet
                 if session.is_up:
-                    self._unwatch = session.watch_creation(self._path, self._fire)
+                    self._unwatch = session.watches.creation(self._path, self._fire)
 
         session.submit(jute.get_children(self._path, watch=True)).add_done_callback(on_answer)
 

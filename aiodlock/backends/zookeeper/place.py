@@ -167,7 +167,7 @@ class ZooKeeperPlace:
             self._queues.start(self._queues.recall(session, paths))
 
     def _check_ttl(self, session: Session) -> None:
-        ttl, granted, longest = self._terms.ttl, session.negotiated, self._terms.max_hold
+        ttl, granted, longest = self._terms.ttl, session.granted, self._terms.max_hold
         # What is held for no longer than its ttl is deleted by the client itself.
         brief = longest is not None and longest <= ttl
         if granted > session.timeout + _ROUNDED and not brief:
@@ -229,7 +229,7 @@ class ZooKeeperPlace:
                 case Holds(followed):
                     if not self._has_time:
                         self._wait(session)
-                        session.on_progress(self._on_progress)
+                        self._wait_for_time()
                         return Waiting(self.deadline, None)
                     self._hold(session, followed)
                     return Granted(self.token, self.deadline)
@@ -265,7 +265,7 @@ class ZooKeeperPlace:
     def _wait(self, session: Session) -> None:
         self._state = _WAITING
         if self._node.may_join:
-            session.looking.add(self._look)  # nothing tells it that its owner holds now
+            session.members.looking.add(self._look)  # nothing tells it that its owner holds now
         self._queues.soon(self.watch_own)
 
     def watch_own(self) -> None:
@@ -290,7 +290,7 @@ class ZooKeeperPlace:
             self._hold(session, followed=False)
             self._listener.granted()
         else:
-            session.on_progress(self._on_progress)
+            self._wait_for_time()
 
     def _on_refused(self, refused: jute.ZooKeeperError) -> None:
         """The request would not hear of the end of what blocks it: another user has made that."""
@@ -309,20 +309,20 @@ class ZooKeeperPlace:
             if isinstance(error, BackendUnavailable) and self._own == node:
                 # The next connection sets the watch, but what was written before is not told by that.
                 self._own = None
-                session.unwatch(node, self._on_own_gone)
+                session.watches.forget(node, self._on_own_gone)
             wanted = error is None and answer.result().value[1].version > 0
             if wanted and self._successors is not None:  # one who was refused has written it
                 self._successors.tell()
 
-        session.watch(node, self._on_own_gone).add_done_callback(on_answer)
+        session.watches.data(node, self._on_own_gone).add_done_callback(on_answer)
 
     def _unwatch(self) -> None:
         self._blockers.clear()
         own, self._own = self._own, None
         if self._session is not None:
-            self._session.looking.discard(self._look)
+            self._session.members.looking.discard(self._look)
             if own is not None:
-                self._session.unwatch(own, self._on_own_gone)
+                self._session.watches.forget(own, self._on_own_gone)
 
     def _look(self) -> None:
         """Read the queue, as what blocked the request may have gone."""
@@ -359,7 +359,7 @@ class ZooKeeperPlace:
                     self._hold(session, followed)
                     self._listener.granted()
                 else:
-                    session.on_progress(self._on_progress)
+                    self._wait_for_time()
             case Blocked() as blocked:
                 if session.is_up:  # else it looks again when there is a connection
                     self._blockers.wait_for(session, blocked)
@@ -393,6 +393,11 @@ class ZooKeeperPlace:
         self._queues.soon(self.watch_own)  # before, it was not known which node to watch
         self._look()
 
+    def _wait_for_time(self) -> None:
+        """The servers have granted it, and the session's deadline has to move first."""
+        if self._node.lifetime is not None:
+            self._node.lifetime.on_progress(self._on_progress)
+
     def _on_progress(self) -> None:
         """The deadline has moved: a grant may have time now."""
         if self._state is _WAITING and not self._has_time:
@@ -413,7 +418,7 @@ class ZooKeeperPlace:
             self._closes = now() + self._terms.max_hold
         if self._terms.linger:
             self._successors = Successors(session, self._node, self._listener.recalled)
-        session.looking.discard(self._look)
+        session.members.looking.discard(self._look)
         if watches:
             self._queues.soon(self.watch_own)
         self._untold = bool(self._terms.limit) and followed
@@ -609,7 +614,6 @@ class ZooKeeperPlace:
     def abandon(self) -> None:
         self._stop()
         self._end_stand()
-        if self._session is not None and self in self._session.members:
+        if self._session is not None:
             self._session.members.discard(self)
-            self._session.used_at = now()
         self._queues.live.discard(self._node.id)

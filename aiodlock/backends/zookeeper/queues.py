@@ -15,7 +15,8 @@ from . import jute
 from .about import is_recallable
 from .connection import Answer
 from .queue import Queue, read_queue, request_of
-from .session import Ensemble, Session
+from .servers import Ensemble
+from .session import Session
 from .stands import Stands
 
 _logger = logging.getLogger("aiodlock")

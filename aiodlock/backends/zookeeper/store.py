@@ -21,7 +21,8 @@ from .node import QueueNode
 from .observer import Observer
 from .place import ZooKeeperPlace
 from .queues import Queues
-from .session import Ensemble, Session
+from .servers import Ensemble
+from .session import Session
 from .waits import Waits
 
 _logger = logging.getLogger("aiodlock")
@@ -97,7 +98,9 @@ class ZooKeeperBackend(Asked):
 
     def _close_idle(self, main: Session) -> None:
         for ttl, session in list(self._sessions.items()):
-            idle = not session.members and now() - session.used_at > max(_IDLE, 2 * session.timeout)
+            idle = not session.members and now() - session.members.used_at > max(
+                _IDLE, 2 * session.timeout
+            )
             if idle and session is not main:
                 del self._sessions[ttl]
                 session.close()
@@ -105,7 +108,7 @@ class ZooKeeperBackend(Asked):
     def _session_in_use(self, timeout: float) -> Session:
         """Return the session with this timeout. It is not idle: it gets a member soon."""
         session = self._session(timeout)
-        session.used_at = now()
+        session.members.used_at = now()
         return session
 
     def _session(self, timeout: float) -> Session:

@@ -40,7 +40,7 @@ class Successors:
         if self._over or not self._session.is_up:
             return
         self._forget_watch()
-        self._unwatch = self._session.watch_children(self._node.directory, self.look)
+        self._unwatch = self._session.watches.children(self._node.directory, self.look)
         reading = self._session.submit(jute.get_children(self._node.directory, watch=True))
         reading.add_done_callback(self._on_read)
 

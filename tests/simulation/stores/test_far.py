@@ -29,6 +29,7 @@ from .zookeeper import ZooKeeperScene
         (EtcdScene, 3, 1.5),
         (ZooKeeperScene, 1, 1.4),
         (ZooKeeperScene, 3, 0.7),
+        (ZooKeeperScene, 3, 1.5),
     ],
 )
 def test_client_enters_over_a_long_way_and_keeps_its_lease(

@@ -16,6 +16,7 @@ from aiodlock.backends.zookeeper.node import QueueNode
 from aiodlock.backends.zookeeper.place import ZooKeeperPlace
 from aiodlock.backends.zookeeper.queue import Entry, Holds, Queue
 from aiodlock.backends.zookeeper.session import Session
+from aiodlock.backends.zookeeper.watches import Watches
 
 from ..scenario import Simulation
 from ..variants import Prepare, Variant
@@ -44,8 +45,8 @@ def _lives_since_the_write_before(self: Lifetime, sent: float, answered: float) 
     self._heard.append((sent, answered))
 
 
-def _drop_events(self: Session, event: jute.Event) -> None:
-    self._data_watches.pop(event.path, None)
+def _drop_events(self: Watches, event: jute.Event) -> None:
+    self._data.pop(event.path, None)
 
 
 def _readers_pass(entries: Queue, seat: int, mine: Entry, followed: bool) -> Any:
@@ -133,7 +134,7 @@ ZOOKEEPER_VARIANTS = {
         kind=ZooKeeperScene,
     ),
     "zookeeper: events are dropped": Variant(
-        _patched(Session, "_on_event", _drop_events),
+        _patched(Watches, "on_event", _drop_events),
         ("idle", "liveness"),
         kind=ZooKeeperScene,
     ),
