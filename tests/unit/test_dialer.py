@@ -24,8 +24,8 @@ class Dials:
     async def _dial(self, host: tuple[str, int], address: str) -> str:
         assert host[0] == address
         self.begun.append(address[-1])
-        answer = self.answers[address[-1]] = asyncio.get_running_loop().create_future()
-        return await answer
+        self.answers[address[-1]] = asyncio.get_running_loop().create_future()
+        return await self.answers[address[-1]]
 
     async def until_begun(self, *hosts: str) -> None:
         async with asyncio.timeout(5.0):

@@ -68,8 +68,9 @@ class Promises:
         #: Requests of which operators or others took the record away: nothing is promised of them.
         self.excused: set[str] = set()
         self.grants = 0
-        #: How many messages a process may send in a second, and warnings write.
-        self.most_messages, self.most_warnings = 400, 30
+        #: How many messages a process may send in a second, and warnings write. Tasks that ask again
+        #: without a pause have 85 turns in a second, of five messages each; what spins sends thousands.
+        self.most_messages, self.most_warnings = 600, 30
         self._messages: defaultdict[Process, deque[float]] = defaultdict(deque)
         self._warnings: defaultdict[Process, deque[float]] = defaultdict(deque)
         #: What was found inside of the library's own code, where it would be one exception among others.
