@@ -22,6 +22,8 @@ from ._options import LONGEST_NAME, check_text
 
 #: The places of a request that a field may name: ``{header.x_tenant}``.
 PLACES = ("path", "query", "header", "cookie", "body")
+#: The types of values that have one text, besides Enums of these; a bool is not an int here.
+TEXTS = (str, int, UUID, date, Decimal, IPv4Address, IPv6Address)
 _FIELD = re.compile(rf"(?:({'|'.join(PLACES)})\.)?([\w-]+)")
 
 
@@ -122,7 +124,7 @@ def text_of(what: str, value: object) -> str:
         return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
     if isinstance(value, Decimal):
         return _decimal(what, value)
-    if isinstance(value, UUID | date | IPv4Address | IPv6Address):
+    if isinstance(value, TEXTS) and not isinstance(value, bool):
         return str(value)
     raise TypeError(
         f"{what} must be a str, an int or a UUID (or an Enum of these, a date, a Decimal or an IP address) "

@@ -257,7 +257,7 @@ def run(
         )
     if once is not None and shared:
         raise typer.BadParameter("--once and --shared contradict each other")
-    if once is not None and hold_at_least > once:
+    if once is not None and 0 < once < hold_at_least:
         raise typer.BadParameter(
             f"--hold-at-least ({hold_at_least:g} s) must not be longer than --once ({once:g} s)"
         )

@@ -358,30 +358,26 @@ async def _guarded(wanted: Run, held: Held, signals: _Signals, orphans: _Orphans
         theirs.close()
     orphans.guardian = guardian.pid
     orphans.reap()
+    unread = ours.dup()
     reader, writer = await asyncio.open_connection(sock=ours)
-    parts = _Supervision(wanted, held, reader, writer, signals)
+    parts = _Supervision(wanted, held, reader, writer, unread, signals)
     try:
         return await parts.run()
     finally:
         writer.close()
+        unread.close()
         with contextlib.suppress(ProcessLookupError):
             if parts.guardian_failed:
                 guardian.kill()
         await guardian.wait()
 
 
-def _words(line: asyncio.Future[bytes]) -> list[str]:
-    """Return what the guardian told; nothing when it has died."""
-    try:
-        return line.result().decode().strip().split(maxsplit=2)
-    except OSError:  # it had not read all that it was told
-        return []
-
-
 class _Supervision:
     """Tells the guardian the deadlines, passes signals on, waits for the end.
 
     Mutable state: ``_kill_at`` (what the guardian knows), ``_pid`` of the child, ``_lost``.
+
+    :param unread: the same socket as the reader's, which a failed write closes.
     """
 
     def __init__(
@@ -390,10 +386,12 @@ class _Supervision:
         held: Held,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        unread: socket.socket,
         signals: _Signals,
     ) -> None:
         self._wanted, self._lease, self._held = wanted, held.lease, held
         self._reader, self._writer, self._signals = reader, writer, signals
+        self._unread = unread
         self._kill_at = 0.0
         self._pid = 0
         self._lost: LockLost | None = None
@@ -433,7 +431,7 @@ class _Supervision:
                         line.cancel()
                         self.guardian_failed = True
                         return SOFTWARE
-            match _words(line):
+            match self._words(line):
                 case ["pid", pid]:
                     self._pid = int(pid)
                     self._tell("go")
@@ -447,6 +445,18 @@ class _Supervision:
                     await self._kill_and_wait()
                     self._wanted.say("failed", "the guardian process died: the command was killed")
                     return SOFTWARE
+
+    def _words(self, line: asyncio.Future[bytes]) -> list[str]:
+        """Return what the guardian told; nothing when it has died."""
+        try:
+            told = line.result()
+        except OSError:
+            # It has ended, and was told something since: how it ended is in the socket. Or it has died,
+            # and had not read all that it was told.
+            told = b""
+            with contextlib.suppress(OSError):
+                told = self._unread.recv(4096)
+        return told.decode().strip().rpartition("\n")[2].split(maxsplit=2)
 
     async def _kill_and_wait(self) -> None:
         self._kill()

@@ -11,7 +11,7 @@ _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 def read_source(url: str) -> str | list[str]:
     """Return the URL, or a list where several whole URLs are separated by commas."""
     urls = _NEXT_URL.split(url.strip())
-    return urls if len(urls) > 1 else url
+    return urls if len(urls) > 1 else urls[0]
 
 
 def is_one_server(source: str | list[str]) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from fastapi import Cookie, Header, Path, Query, Request, params
+from fastapi import Cookie, Header, Path, Query, Request, UploadFile, params
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import (
     request_body_to_args,
@@ -23,16 +24,18 @@ from pydantic import AliasChoices, BaseModel
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import HTTPConnection
 
-from .._naming import PLACES, Field, Template, text_of
+from .._naming import PLACES, TEXTS, Field, Template, text_of
 from ._handlers import route_of
 from ._problems import NameRefused
 
 #: What FastAPI takes for the body of a request that has none: None in some versions.
 _NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
 #: Types of which no value is one text.
-_SEVERAL = (list, tuple, set, frozenset, dict, bytes, BaseModel)
+_SEVERAL = (list, tuple, set, frozenset, dict, bytes, BaseModel, UploadFile)
 #: Types whose values are written in more than one way; ``aiodlock.name`` refuses them, too.
 _NO_ONE_TEXT = (bool, float)
+#: Of these, an annotation does not tell what a value is.
+_ANYTHING = (object, Any)
 
 
 def marker(field: Field) -> Any:
@@ -148,7 +151,7 @@ class _Declared:
             why = None
             if issubclass(kind, _SEVERAL) and len(kinds) == 1:
                 why = "is not one value"
-            elif issubclass(kind, _NO_ONE_TEXT) and str not in kinds:
+            elif _has_no_text(kind) and str not in kinds:
                 why = "cannot be part of a lock's name: declare a str, an int or a Decimal"
             if why is not None:
                 raise ValueError(f"the parameter {name!r} is a {kind.__name__}, which {why}")
@@ -318,6 +321,17 @@ def _kinds(annotation: Any) -> list[type]:
         return _kinds(kind)
     kind = get_origin(annotation) or annotation
     return [kind] if isinstance(kind, type) else []
+
+
+def _has_no_text(kind: type) -> bool:
+    """Return whether no value of this type can stand in a name."""
+    if issubclass(kind, _NO_ONE_TEXT):
+        return True
+    told = (*TEXTS, Enum)
+    # Pydantic makes of a type with a hook what the hook says: of EmailStr a str.
+    return not (
+        issubclass(kind, told) or kind in _ANYTHING or hasattr(kind, "__get_pydantic_core_schema__")
+    )
 
 
 def _plain(annotation: Any) -> Any:

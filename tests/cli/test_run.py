@@ -362,6 +362,22 @@ async def test_no_overlap_when_the_parent_is_gone(
         assert await process.wait() == 76
 
 
+async def test_guardian_that_has_ended_its_command_in_time_has_not_died(
+    start: Start, tmp_path: Path
+) -> None:
+    script = f"trap 'exit 0' TERM; echo $$ >{tmp_path}/pids; sleep 60 & wait"
+    process = await start("job", "--ttl", "1", "--", "sh", "-c", script)
+    await until((tmp_path / "pids").exists, "the command", within=STARTING)
+    await until((tmp_path / "pids").read_text, "its pid")
+    stat = Path(f"/proc/{await guardian_of(int((tmp_path / 'pids').read_text()))}/stat")
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "its end")
+    process.send_signal(signal.SIGCONT)
+    _, told = await process.communicate()
+    assert process.returncode == 76
+    assert "guardian" not in told.decode()
+
+
 async def test_stopped_server_ends_a_command_before_its_deadline(
     start: Start, store: Store, make_client: MakeClient, stubborn: tuple[str, str], tmp_path: Path
 ) -> None:
