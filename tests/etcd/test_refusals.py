@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -15,7 +16,7 @@ from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, Client
 from aiodlock._errors import LockError
 
 from ..ports import free_ports
-from ..scenes import bounded
+from ..scenes import bounded, until_waiting
 from .servers import EtcdCluster, find_etcd
 from .test_access import _as_root, _guard, _login
 from .test_connection import Server
@@ -99,6 +100,30 @@ async def test_user_that_is_refused_for_a_moment_costs_no_lease(
     told = _told(caplog, "no_connection")
     assert sum(one.levelno == logging.WARNING for one in told) == 1
     assert "refused" in told[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("password", "invalid user ID or password"),
+        ("user", "user name not found|invalid user ID or password"),
+        ("role", "permission denied"),
+    ],
+)
+async def test_who_holds_and_who_waits_are_told_of_the_refusal_that_ended_it(
+    guarded: EtcdCluster, what: str, words: str
+) -> None:
+    """That the leader has changed, or that a lease was not renewed, says nothing of that."""
+    url = _login(guarded, "locker's pass")
+    async with Client(url, prefix="mine", unavailable_after=3.0) as client:
+        lease = await client.lock("name", ttl=2.0, on_lost="flag").acquire()
+        waiting = asyncio.create_task(client.lock("name").acquire())
+        await until_waiting(client, "name")
+        await asyncio.to_thread(REFUSALS[what][0], guarded)
+        lost = await lease.wait_lost()
+        with pytest.raises(BackendUnavailable, match=words):
+            await waiting
+        assert re.search(words, str(lost)), lost
 
 
 async def test_cluster_that_asks_for_no_users_for_a_moment_is_used_without(

@@ -27,7 +27,7 @@ from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
-from ..scenes import PATIENCE, bounded, takes, until
+from ..scenes import PATIENCE, bounded, takes, until, until_waiting
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 from .zookeeper_proxy import FrameProxy
@@ -434,6 +434,32 @@ async def test_server_that_refuses_the_user_of_a_client_in_use_is_left_for_anoth
             await asyncio.to_thread(server.start)
             await backend._main.wait_up(10.0)
             assert lease.held
+
+
+@pytest.mark.long
+async def test_who_holds_and_who_waits_are_told_of_the_refusal_that_ended_it(
+    tmp_path: Path,
+) -> None:
+    """A password was changed, and somebody has the old one: "no connection" says nothing of that."""
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text(_JAAS, encoding="utf-8")
+    java = [
+        f"-Djava.security.auth.login.config={jaas}",
+        "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    ]
+    with ZooKeeperServer(tick=TICK, java=java) as server:
+        url = f"zookeeper://alice:se%20cret@127.0.0.1:{server.port}?auth=sasl&tick_time={TICK}"
+        # A restart takes a part of the lease.
+        async with Client(url, ttl=6.0, unavailable_after=4.0) as client:
+            lease = await client.lock("name", on_lost="flag").acquire()
+            waiting = asyncio.create_task(client.lock("name").acquire())
+            await until_waiting(client, "name")
+            jaas.write_text(_JAAS.replace("se cret", "another"), encoding="utf-8")
+            server.crash()
+            await asyncio.to_thread(server.start)
+            assert "user or the password" in str(await lease.wait_lost())
+            with pytest.raises(BackendUnavailable, match="user or the password"):
+                await waiting
 
 
 def _write_certificates(ca: trustme.CA, folder: Path) -> None:

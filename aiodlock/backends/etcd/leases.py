@@ -293,10 +293,10 @@ class Leases:
                 began = now()
                 while lease.alive and lease.renewed_at < began:
                     if lease.outdated:
-                        raise Unanswered(f"{self._link.described}: the leader has changed")
+                        raise self._link.silence("the leader has changed")
                     await lease.next_answer()
         except TimeoutError as silent:
-            raise Unanswered(f"{self._link.described}: a lease was not renewed in time") from silent
+            raise self._link.silence("a lease was not renewed in time") from silent
 
     def ended(self, lease: SharedLease) -> None:
         """The lease has ended at the cluster, with all its keys."""

@@ -434,6 +434,13 @@ class Link:
         extra = {"event": "no_connection"}
         _logger.log(level, "no connection to %s: %s", self.described, error, extra=extra)
 
+    def silence(self, what: str) -> Unanswered:
+        """Return the error that something had no answer that counts, with what stands in its way."""
+        why = f": {self.failure}" if self.failure else ""
+        error = Unanswered(f"{self.described}: {what}{why}")
+        error.__cause__ = self.failure
+        return error
+
     def _where(self, way: _Way) -> str:
         return f"{self.described} ({way.endpoint})"
 

@@ -203,9 +203,7 @@ class EtcdBackend(Asked):
             for lease in self.cluster.leases.all():
                 silent = 0.0 if lease.silent_since is None else moment - lease.silent_since
                 if silent >= self._unavailable_after:
-                    error = BackendUnavailable(
-                        f"{self._described} has not answered for {silent:.1f} s"
-                    )
+                    error = self._link.silence(f"no answer for {silent:.1f} s")
                     for place in self._with(lease):
                         place.on_unavailable(error)
 
