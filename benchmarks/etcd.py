@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import aiodlock
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd import transactions
 from aiodlock.backends.etcd.store import EtcdBackend

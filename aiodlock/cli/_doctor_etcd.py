@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from .. import BackendError, BackendUnavailable
-from ..backends.etcd import link as api
+from ..backends.etcd import calls as api
 from ..backends.etcd import messages as m
 from ..backends.etcd.link import Access, Link
 from ..backends.etcd.sources import read_url

@@ -22,7 +22,7 @@ import pytest
 from aiodlock import BackendError, BackendUnavailable, Client, Lease, LockLost, WouldBlock
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.cli._doctor_etcd import examine
 
@@ -158,7 +158,7 @@ async def test_leader_that_is_cut_from_its_peers_keeps_nothing_alive(
         direct = await make_direct(members)
         leader = await _leader(members, direct)
         identity = await asyncio.to_thread(_identity, members, leader)
-        _use(direct, members, leader)
+        await _use(direct, members, leader)
         holder, heard = direct.place(ttl=5.0)
         waiter, waiter_heard = direct.place(ttl=5.0, waiter_ttl=5.0)
         await _acquire(holder, heard)

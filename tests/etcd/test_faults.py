@@ -16,7 +16,7 @@ from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
 from aiodlock._model import ENDED, LOST, Granted, Left, Waiting
 from aiodlock.backends.base import Unanswered
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.link import Access, Link
 from aiodlock.backends.etcd.place import EtcdPlace
@@ -673,12 +673,14 @@ async def _leader(cluster: EtcdCluster, direct: Direct) -> EtcdNode:
             await asyncio.sleep(0.1)
 
 
-def _use(direct: Direct, cluster: EtcdCluster, node: EtcdNode) -> None:
+async def _use(direct: Direct, cluster: EtcdCluster, node: EtcdNode) -> None:
     """Have the client talk to this member."""
     link = direct.store.cluster.link
-    while link.endpoint != node.endpoint:
-        link._switched_at = 0.0
-        link.failed(link.generation, Unanswered("moved by the test"))
+    async with bounded(10.0):
+        while link.endpoint != node.endpoint:
+            generation = link.generation
+            link.failed(generation, Unanswered("moved by the test"))
+            await link.call(api.RANGE, m.RangeRequest(b"any"))
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
@@ -689,7 +691,7 @@ async def test_locks_go_on_when_the_leader_fails(
     direct = await make_direct(three_nodes)
     leader = await _leader(three_nodes, direct)
     followers = [node for node in three_nodes.nodes if node is not leader]
-    _use(direct, three_nodes, leader if at == "leader" else followers[0])
+    await _use(direct, three_nodes, leader if at == "leader" else followers[0])
     holder, heard = direct.place(ttl=10.0, waiter_ttl=10.0)
     waiter, waiter_heard = direct.place(ttl=10.0, waiter_ttl=10.0)
     await _acquire(holder, heard)

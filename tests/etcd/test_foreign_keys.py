@@ -11,7 +11,7 @@ import pytest
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable
 from aiodlock._model import ENDED, Granted, Waiting
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.recipe import Keys, Queue
 from aiodlock.backends.etcd.store import EtcdBackend

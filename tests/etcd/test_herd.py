@@ -13,7 +13,7 @@ import pytest
 
 from aiodlock._clock import now
 from aiodlock._model import ENDED, Waiting
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import Keys, Queue, Turn

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from aiodlock.backends.etcd import messages as m
-from aiodlock.backends.etcd.link import AUTHENTICATE, STATUS, Link, _Way
+from aiodlock.backends.etcd.calls import AUTHENTICATE, STATUS
+from aiodlock.backends.etcd.link import Link
 from aiodlock.backends.etcd.sources import read_url
+from aiodlock.backends.etcd.ways import Way
 
 
 async def test_member_is_asked_for_its_leader_once_however_many_calls_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    link, way = Link(*read_url("etcd://ann:secret@one")), _Way("one", 0.0)
+    link, way = Link(*read_url("etcd://ann:secret@one")), Way(0.0)
     asked: Counter[str] = Counter()
     answer = asyncio.Event()
 
-    async def ask(way: _Way, connection: object, method: Any, *about: object) -> object:
+    async def ask(way: Way, connection: object, method: Any, *about: object) -> object:
         asked[method.path] += 1
         if method is AUTHENTICATE:
             await answer.wait()

@@ -11,7 +11,7 @@ import pytest
 from aiodlock._clock import now
 from aiodlock._model import ENDED, LOST, End, Gone, Granted, Refused, Waiting
 from aiodlock.backends.base import Unanswered
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import read_success, value_of_success

@@ -11,7 +11,7 @@ import pytest
 
 from aiodlock._model import ENDED, LOST, Granted, Waiting
 from aiodlock.backends.base import Unanswered
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.recipe import Keys, Queue
 

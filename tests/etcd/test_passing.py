@@ -11,7 +11,7 @@ import pytest
 
 import aiodlock
 from aiodlock._model import ENDED, LOST, End, Granted, Left, Waiting
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.batches import Batches
 from aiodlock.backends.etcd.place import EtcdPlace

@@ -15,7 +15,7 @@ from aiodlock._clock import now
 from aiodlock._model import ENDED, Left, Waiting
 from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.leases import Leases, SharedLease
 

@@ -8,15 +8,16 @@ import pytest
 
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable
-from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.link import Link
 from aiodlock.backends.etcd.store import EtcdBackend
 
 from ..scenes import bounded
 from .servers import EtcdCluster
 
 
-def _link(client: aiodlock.Client) -> api.Link:
+def _link(client: aiodlock.Client) -> Link:
     assert client._core.session is not None
     store = client._core.session.backend
     assert isinstance(store, EtcdBackend)

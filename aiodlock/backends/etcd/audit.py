@@ -12,7 +12,7 @@ import logging
 
 from ..._clock import now
 from ..._errors import BackendError
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import recipe, transactions
 from .cluster import Cluster

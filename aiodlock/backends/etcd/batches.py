@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..._errors import BackendError, BackendUnavailable
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import transactions
 from .link import Link

@@ -11,7 +11,7 @@ from ..._errors import BackendError
 from ..._tasks import start_soon
 from .._label import make_label
 from .._leaves import Leaves
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import recipe, transactions
 from .batches import Batches

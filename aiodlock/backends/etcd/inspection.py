@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from ..._errors import BackendError
 from ..._model import HolderInfo, Kind, LockInfo, Mode, RecordedInfo, Tokens, WaiterInfo
 from ..asked import by_owner, shown
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import recipe, transactions
 from .cluster import Cluster

@@ -31,7 +31,7 @@ from ..._backoff import pause_after
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
 from ..base import Unanswered
-from . import link as api
+from . import calls as api
 from . import messages as m
 from .link import Link
 from .refusals import LeaseNotFound

@@ -7,7 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 
 from ..._errors import BackendError, BackendUnavailable
-from . import link as api
+from . import calls as api
 from . import transactions
 from .cluster import Cluster
 from .leases import SharedLease

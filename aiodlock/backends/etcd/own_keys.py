@@ -17,7 +17,7 @@ from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import End, Left
 from ..base import Unanswered
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import transactions
 from .leases import SharedLease

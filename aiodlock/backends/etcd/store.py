@@ -13,7 +13,7 @@ from ..._model import Capabilities, Kind, Mode, Terms
 from .._versions import allows, refused
 from ..asked import Asked
 from ..base import Listener
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import recipe
 from .audit import Audit
@@ -74,7 +74,7 @@ class EtcdBackend(Asked):
             silence=unavailable_after,
             may_hold=self._may_hold,
         )
-        self._link.on_set_back = self._on_set_back
+        self._link.acquaintance.on_set_back = self._on_set_back
         self.cluster: Cluster = Cluster(
             self._link,
             probe,
@@ -103,7 +103,7 @@ class EtcdBackend(Asked):
 
     def follow(self, dead: EtcdBackend) -> None:
         """Know the cluster that the backend of the client's dead session knew."""
-        self._link.follow(dead._link)
+        self._link.acquaintance.follow(dead._link.acquaintance)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Keep everything running until cancelled."""

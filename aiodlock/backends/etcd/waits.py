@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import link as api
+from . import calls as api
 from . import messages as m
 from . import recipe, transactions
 from .cluster import Cluster

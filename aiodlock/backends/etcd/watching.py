@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from ..._errors import BackendError
-from . import link as api
+from . import calls as api
 from . import messages as m
 from .link import Link
 from .refusals import TokenEnded

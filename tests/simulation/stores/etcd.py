@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from aiodlock._request import Request
-from aiodlock.backends.etcd import leases, link
+from aiodlock.backends.etcd import leases, ways
 from aiodlock.backends.etcd.messages import Message
 from aiodlock.backends.etcd.recipe import Keys, Queue, read_record
 
@@ -63,7 +63,7 @@ class EtcdScene(Scene):
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         super().__init__(seed, prepare)
-        self.patch(link, "connect", connect)
+        self.patch(ways, "connect", connect)
         numbers = SimpleNamespace(randbits=lambda bits: 10_000 + next(self._numbers))
         self.patch(leases, "secrets", numbers)
         # Messages travel as objects. Their bytes are compared with protobuf's elsewhere.

@@ -14,8 +14,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import exchange as x
-from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import aiodlock._clock
+from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import connection as real_connection
-from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.exchange import CallFailed, Status
 

@@ -12,6 +12,7 @@ import pytest
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable
 
+from ...inside import session_of
 from ..network import Path
 from ..world import Process
 from . import zookeeper
@@ -48,6 +49,24 @@ def test_client_enters_over_a_long_way_and_keeps_its_lease(
             async with client.lock("name", timeout=60.0) as lease:
                 await asyncio.sleep(90.0)
                 assert lease.held
+
+    _run(scene, process, use())
+
+
+def test_member_that_is_being_examined_is_not_left_for_one_that_was_dialled_before() -> None:
+    """The far one was dialled first, and its connection comes last: the near one is used."""
+    scene = EtcdScene(0)
+    scene.patch(random, "randrange", lambda _: 0)
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    for number, one_way in enumerate((0.95, 0.15, 0.15)):
+        path = scene.wire.path(process, scene.ensemble.address(scene.ensemble.members[number]))
+        setattr(path, "latency", lambda one_way=one_way: one_way)  # noqa: B010
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url) as client:
+            link = session_of(client).backend.cluster.link  # type: ignore[attr-defined]
+            assert (link.endpoint, link.generation) == ("10.0.0.2:2379", 0)
 
     _run(scene, process, use())
 
