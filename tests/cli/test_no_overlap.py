@@ -30,10 +30,10 @@ from .test_run import alive, guardian_of, until_dead
 _CHILD = """
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-folder, seconds = sys.argv[1:]
+folder, run, seconds = sys.argv[1:]
 def note(what):
     with open(f"{folder}/log", "a") as log:
-        log.write(f"{what} {os.getpid()} {os.environ['AIODLOCK_TOKEN']}\\n")
+        log.write(f"{what} {run} {os.getpid()} {os.environ['AIODLOCK_TOKEN']}\\n")
 witness = os.open(f"{folder}/witness", os.O_CREAT | os.O_RDWR)
 try:
     fcntl.flock(witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,6 +44,8 @@ time.sleep(float(seconds))
 note("-")
 """
 _FOR_EVER = 300.0
+#: A run that the machine starves for that long before its child begins has lost its lease, and starts none.
+_TTL = 6.0
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -57,20 +59,25 @@ class Scene:
         (folder / "child.py").write_text(_CHILD)
         (folder / "log").touch()
 
-    def notes(self) -> list[tuple[str, int, int]]:
+    def notes(self) -> list[tuple[str, int, int, int]]:
+        """Return what the children noted: a word, the number of the run, the pid, the token."""
         lines = (self._folder / "log").read_text().splitlines()
-        return [(word, int(pid), int(token)) for word, pid, token in map(str.split, lines)]
+        return [
+            (word, int(run), int(pid), int(token))
+            for word, run, pid, token in map(str.split, lines)
+        ]
 
-    async def queue(self, seconds: float, *, ttl: float = 3) -> asyncio.subprocess.Process:
+    async def queue(self, seconds: float, *, ttl: float = _TTL) -> asyncio.subprocess.Process:
         """Start one more, and wait until it holds or waits."""
-        run = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodlock", "run", "job"),
-            *("--ttl", str(ttl), "--margin", "1", "--"),
-            *(sys.executable, "-S", str(self._folder / "child.py"), str(self._folder)),
-            str(seconds),
-            env={**os.environ, "AIODLOCK_URL": self._url},
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        with (self._folder / f"{len(self.runs)}.err").open("w") as err:
+            run = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "aiodlock", "run", "job"),
+                *("--ttl", str(ttl), "--margin", "1", "--"),
+                *(sys.executable, "-S", str(self._folder / "child.py"), str(self._folder)),
+                *(str(len(self.runs)), str(seconds)),
+                env={**os.environ, "AIODLOCK_URL": self._url},
+                stderr=err,
+            )
         self.runs.append(run)
         async with asyncio.timeout(STARTING):
             while True:
@@ -81,18 +88,23 @@ class Scene:
                 await asyncio.sleep(0.01)
 
     async def running(self, number: int) -> int:
-        """Wait for the start of the child of that number; return its pid."""
+        """Wait for the start of the child of the run of that number; return its pid."""
         async with asyncio.timeout(STARTING):
             while True:
-                started = [pid for word, pid, _ in self.notes() if word == "+"]
-                if len(started) > number:
-                    return started[number]
+                ended = self.runs[number].returncode
+                for word, run, pid, _ in self.notes():
+                    if word == "+" and run == number:
+                        return pid
+                said = (self._folder / f"{number}.err").read_text()
+                assert ended is None, (
+                    f"run {number} ended with {ended} before its child began: {said}"
+                )
                 await asyncio.sleep(0.01)
 
     def check(self) -> None:
         notes = self.notes()
-        assert "OVERLAP" not in [word for word, _, _ in notes], notes
-        tokens = [token for word, _, token in notes if word == "+"]
+        assert "OVERLAP" not in [word for word, *_ in notes], notes
+        tokens = [token for word, _, _, token in notes if word == "+"]
         assert tokens == sorted(set(tokens)), notes
 
 
@@ -108,7 +120,7 @@ async def scene(url: str, folder: Path) -> AsyncIterator[Scene]:
                     run.send_signal(signal.SIGCONT)
                     run.kill()
                 await run.wait()
-            children = [pid for word, pid, _ in scene.notes() if word == "+"]
+            children = [pid for word, _, pid, _ in scene.notes() if word == "+"]
             for pid in alive(children):
                 os.kill(pid, signal.SIGKILL)
 
@@ -137,7 +149,7 @@ async def test_full_queue_whose_parents_and_guardians_are_stopped_and_killed(
             server.pause()
             try:
                 # Only the parent is left, and it cannot extend.
-                await until_dead([child], within=4)
+                await until_dead([child], within=_TTL + 1)
             finally:
                 server.resume()
                 os.kill(guardian, signal.SIGCONT)
@@ -159,7 +171,7 @@ async def test_server_that_is_killed_and_comes_back_with_its_data(tmp_path: Path
             await acts.queue(0.05)
             child = await acts.running(0)
             server.kill()
-            await until_dead([child], within=3 + 0.5)
+            await until_dead([child], within=_TTL + 0.5)
             server.start()
             await acts.running(1)
             assert await asyncio.wait_for(acts.runs[1].wait(), STARTING) == 0
