@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-stores test-long test-servers test-zookeeper test-etcd test-postgres \
+.PHONY: setup check format test test-suite test-long test-servers test-zookeeper test-etcd test-postgres \
 	test-upgrade test-recipes soak simulate model test-oldest test-environments docs dist test-install demo bench clean
 
 setup: $(STAMP)
@@ -30,34 +30,21 @@ format: setup
 	$(BIN)/python -m tools.excerpts
 
 # Most tests wait: for a lease to end, for a server to be away. So several run side by side, each process with
-# servers of its own; who has nothing left takes tests from another. With options, the suite alone:
-# make test ARGS="-x -k fairness --store memory"
-test: test-suite
-	$(if $(ARGS),,$(MAKE) test-scripts test-stores test-recipes)
-
+# servers of its own; who has nothing left takes tests from another. All of them are one run, in which some
+# compute while others wait: on memory and one server, and the heart of the contract on every other store.
+# With options, what a change needs in the first place: make test ARGS="-x -k fairness --store memory"
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 QUICK := -m "not long"
 
-# On the memory store and on one server: what a change needs in the first place.
+test: $(if $(ARGS),test-suite,setup)
+	$(if $(ARGS),,$(PYTEST) --numprocesses 8 $(QUICK) --heart --ignore=tests/recipes \
+		--ignore=tests/upgrade/test_postgres_init.py --store memory,valkey9)
+	$(if $(ARGS),,$(MAKE) test-recipes)
+
+# On the memory store and on one server.
 test-suite: setup
 	$(PYTEST) --numprocesses 8 $(QUICK) --ignore=tests/topology --ignore=tests/recipes --ignore=tests/etcd --ignore=tests/upgrade \
 		--store memory,valkey9 $(ARGS)
-
-# The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
-test-scripts: setup
-	$(PYTEST) --numprocesses 8 $(QUICK) --store fakeredis,redis62,redis70 tests/protocol \
-		tests/contract/test_locking.py tests/contract/test_lock_delay.py tests/fault/test_lost_replies.py $(ARGS)
-
-# What only several servers together can go through; and the heart of the contract on every other store.
-HEART := tests/contract/test_locking.py tests/contract/test_shared.py tests/contract/test_semaphore.py \
-	tests/contract/test_lock_delay.py tests/contract/test_once.py tests/contract/test_linger.py \
-	tests/contract/test_client.py
-test-stores: setup
-	$(PYTEST) --dist loadfile --numprocesses 6 $(QUICK) tests/topology tests/etcd $(ARGS)
-	$(PYTEST) --numprocesses 6 $(QUICK) $(HEART) \
-		--store cluster,sentinel,replicated,quorum,quorum5,postgres,postgres18,pgbouncer,etcd,zookeeper $(ARGS)
-	$(PYTEST) --numprocesses 6 $(QUICK) tests/fault tests/compat --store etcd,zookeeper -k "etcd or zookeeper" $(ARGS)
-	$(PYTEST) --numprocesses 2 $(QUICK) tests/upgrade/test_beside.py --store valkey9 $(ARGS)
 
 # What `make test` leaves out, before a release: what is marked as long, and all that is for every store on
 # the stores of several servers. An hour. The clusters of etcd and ZooKeeper and all of PostgreSQL have targets below.

@@ -8,6 +8,7 @@ import gc
 import importlib
 import inspect
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AsyncExitStack
@@ -26,12 +27,18 @@ from .proxy import FaultProxy
 from .servers import (
     ALL,
     BEYOND,
+    CLUSTER,
     ETCD,
     FAKEREDIS,
     MEMORY,
     OTHERS,
+    PGBOUNCER,
     POSTGRES,
+    QUORUM,
+    QUORUM5,
     REAL,
+    REPLICATED,
+    SENTINEL,
     TOYS,
     ZOOKEEPER,
     Servers,
@@ -61,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--store",
         default="",
         help=f"run on these stores only, separated by commas: {', '.join((*ALL, *OTHERS, *TOYS))}",
+    )
+    parser.addoption(
+        "--heart",
+        action="store_true",
+        help="the heart of the contract on the other stores, too, which differ in little but their Lua",
     )
     parser.addoption(
         "--eager",
@@ -126,12 +138,16 @@ _HEAVY = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the heavy tests, one after the other.
+    """Begin with the heavy tests, one after the other, and with those that wait.
 
-    Of several workers that steal work from each other, the first one has them in front, and who has nothing
-    left to do takes from the back. So they do not run beside each other while there is anything else.
+    Of several workers that steal work from each other, the first one has the heavy ones in front, and who
+    has nothing left to do takes from the back. So they do not run beside each other while there is
+    anything else.
     """
-    items.sort(key=_place)
+    heavy = sorted((item for item in items if _weight(item) < len(_HEAVY)), key=_weight)
+    waits = sorted(filter(_waits, items), key=_other_store)
+    begun = {*heavy, *waits}
+    items[:] = _spread(waits, [*heavy, *(item for item in items if item not in begun)])
     for item in items:
         why = _differs(item)
         if why is not None:
@@ -150,16 +166,41 @@ def _differs(item: pytest.Item) -> str | None:
     return zookeeper.DIFFERS.get(item.originalname) if store in ZOOKEEPER else None
 
 
-def _place(item: pytest.Item) -> int:
+def _weight(item: pytest.Item) -> int:
     starts = [item.nodeid.startswith(f"tests/{heavy}") for heavy in _HEAVY]
     return starts.index(True) if any(starts) else len(_HEAVY)
+
+
+def _waits(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(("tests/topology/", "tests/etcd/")) or bool(_other_store(item))
+
+
+def _other_store(item: pytest.Item) -> str:
+    """Return the store of several servers, or beyond Redis, that a test runs on; else nothing."""
+    store = (
+        item.callspec.params.get("store")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ""
+    )
+    return store if store in OTHERS else ""
+
+
+def _spread(waits: list[pytest.Item], others: list[pytest.Item]) -> list[pytest.Item]:
+    """Give each worker its part of the tests that wait, so that it computes while the others wait."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    spread: list[pytest.Item] = []
+    for number in range(workers):
+        for part in (waits, others):
+            spread += part[len(part) * number // workers : len(part) * (number + 1) // workers]
+    return spread
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses `store` once per store; markers and fixtures narrow the choice."""
     if "store" not in metafunc.fixturenames:
         return
-    names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
+    chosen = [*_chosen(metafunc.config), *_heart(metafunc)]
+    names = [name for name in _wanted(metafunc) if name in chosen]
     if _asks_for(metafunc, "notifications"):
         both = [_param(name, on) for name in names for on in (True, False)]
         # fakeredis sends notifications whatever its configuration says; what has no keys has none.
@@ -181,6 +222,33 @@ def _asks_for(metafunc: pytest.Metafunc, fixture: str) -> bool:
 def _chosen(config: pytest.Config) -> list[str]:
     chosen: str = config.getoption("--store")
     return [name.strip() for name in chosen.split(",")] if chosen else [*ALL, *TOYS]
+
+
+_EACH = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *POSTGRES, PGBOUNCER, "etcd", "zookeeper")
+#: What runs on further stores with ``--heart``: the scripts, the heart of the contract on every store, and
+#: what etcd and ZooKeeper go through by themselves.
+_SCRIPTS = (FAKEREDIS, "redis62", "redis70")
+_HEART: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("protocol/", "topology/test_version_marks"), _SCRIPTS),
+    **dict.fromkeys(("contract/test_locking", "contract/test_lock_delay"), (*_SCRIPTS, *_EACH)),
+    **dict.fromkeys(
+        [
+            f"contract/test_{subject}"
+            for subject in ("shared", "semaphore", "once", "linger", "client.")
+        ],
+        _EACH,
+    ),
+    "fault/test_lost_replies": (*_SCRIPTS, "etcd", "zookeeper"),
+    "fault/": ("etcd", "zookeeper"),
+    "compat/": ("etcd", "zookeeper"),
+}
+
+
+def _heart(metafunc: pytest.Metafunc) -> tuple[str, ...]:
+    if not metafunc.config.getoption("--heart"):
+        return ()
+    file = metafunc.definition.nodeid.removeprefix("tests/")
+    return next((stores for start, stores in _HEART.items() if file.startswith(start)), ())
 
 
 def _wanted(metafunc: pytest.Metafunc) -> list[str]:

@@ -16,7 +16,7 @@ from ..servers import Store, installed
 from .test_commands import call
 
 
-@pytest.mark.parametrize("kept_in", ["valkey", "postgres"])
+@pytest.mark.parametrize("kept_in", ["valkey", pytest.param("postgres", marks=pytest.mark.long)])
 async def test_demo_shows_what_is_true(kept_in: str) -> None:
     if kept_in == "postgres" and not installed("postgres"):
         pytest.skip("postgres is not installed")

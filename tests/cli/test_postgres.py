@@ -139,14 +139,14 @@ async def test_init_upgrades_the_functions_of_older_versions(
     empty: PostgresServer, version: int
 ) -> None:
     """Their tables are those of the next version."""
-    assert command("init", "--url", empty.url).returncode == 0
+    await _init.create(empty.url, None)
     async with Client(empty.url) as client:
         lease = await client.lock("one", ttl=60).acquire()
         empty.execute(
             f"update aiodlock.meta set version = {version}; drop function aiodlock.leave_one;"
         )
-        done = command("init", "--url", empty.url)
-        assert f"upgraded the schema aiodlock (version {VERSION}, logged)" in done.stdout
+        done = await _init.create(empty.url, None)
+        assert f"upgraded the schema aiodlock (version {VERSION}, logged)" in done
         assert (await client.inspect("one")).token == lease.token
         await lease.release()
 

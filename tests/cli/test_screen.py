@@ -132,6 +132,7 @@ async def test_top_goes_on_while_the_store_is_away(store: Store, client: aiodloc
             assert shown.process.wait(STARTING) == 0
 
 
+@pytest.mark.long
 def test_last_table_of_the_demo_has_a_heading_for_each_column() -> None:
     with terminal("demo", url="unix:///nowhere") as shown:
         shown.until("as expected", within=300)

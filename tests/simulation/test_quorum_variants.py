@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from .catching import assert_caught
+from .catching import assert_caught, one_of_each
 from .handover import BrokenHandOver, HandOver
 from .quorum import QuorumSimulation
 from .quorum_variants import QUORUM_VARIANTS, broken_at_hand_overs
@@ -39,12 +39,16 @@ def test_nobody_holds_with_what_an_operator_broke_at_another_node() -> None:
         assert not outcome.checker, str(outcome)
 
 
-def test_waiter_asks_a_node_one_thing_at_a_time_and_not_in_a_hurry_whatever_is_broken() -> None:
-    for seed in (3, 6, 10):
-        outcome = run_seed(seed, kind=BrokenHandOver)
-        assert not outcome.checker, str(outcome)
+@pytest.mark.parametrize(
+    "seed", [3, pytest.param(6, marks=pytest.mark.long), pytest.param(10, marks=pytest.mark.long)]
+)
+def test_waiter_asks_a_node_one_thing_at_a_time_and_not_in_a_hurry_whatever_is_broken(
+    seed: int,
+) -> None:
+    outcome = run_seed(seed, kind=BrokenHandOver)
+    assert not outcome.checker, str(outcome)
 
 
-@pytest.mark.parametrize("name", QUORUM_VARIANTS)
+@pytest.mark.parametrize("name", one_of_each(QUORUM_VARIANTS))
 def test_broken_quorum_is_caught_by_its_checker(name: str) -> None:
     assert_caught(QUORUM_VARIANTS[name], _SEARCH)

@@ -12,11 +12,9 @@ from .run import Configuration, check, missing
 #: What takes seconds, of each model; the other small ones are long.
 _QUICK = (
     "two requests, nothing fails",
-    "old rule 17",
     "etcd: two requests, three faults",
     "etcd: a request leaves no marker",
     "session: it lives as long as said",
-    "liveness: the older client can never count, one fault",
 )
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()} is not installed")
