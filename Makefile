@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup check format test test-suite test-long test-servers test-zookeeper test-etcd test-postgres \
-	test-upgrade test-recipes soak simulate model test-oldest test-environments docs dist test-install demo bench clean
+	test-upgrade test-recipes soak simulate model test-oldest test-environments env-oldest env-newest env-sniffio docs dist test-install demo bench clean
 
 setup: $(STAMP)
 
@@ -107,7 +107,7 @@ test-oldest:
 	$(VENV)/oldest/bin/python -m pip install --quiet --editable '.[dev]' $(OLDEST)
 	$(VENV)/oldest/bin/python -m pytest --numprocesses 4 $(ARGS)
 
-# What fresh environments differ in, in three minutes: the oldest and the newest anyio and redis-py, without and
+# What fresh environments differ in: the oldest and the newest anyio and redis-py, without and
 # with sniffio (which anyio needed until 4.12, and which comes with many packages), on the oldest Python, on 3.12
 # where it is there (on uvloop, too), and on the newest one that is there (with eager tasks, too). The suite's core,
 # so that the suite itself need not run five times. And FastAPI, asyncpg and hpack, as old as they may be.
@@ -132,17 +132,25 @@ define run_core
 	$(VENV)/$(1)/bin/python -m pytest --quiet --numprocesses 4 $(CORE) $(ARGS)
 endef
 
+# Side by side: they wait more than they compute.
 test-environments:
+	$(MAKE) --jobs 3 --output-sync=target env-oldest env-newest env-sniffio
+
+env-oldest:
 	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio $(CORE_OTHERS))
 	$(VENV)/env-oldest/bin/python -m pytest --quiet --numprocesses 4 $(QUICK) tests/fastapi --store memory $(ARGS)
 	$(VENV)/env-oldest/bin/python -m pytest --quiet --numprocesses 4 $(QUICK) --store postgres,etcd $(ARGS) \
 		tests/contract/test_locking.py tests/contract/test_once.py
+
+env-newest:
 	$(call run_core,env-newest,$(NEWEST_PYTHON),redis anyio,$(VENV)/env-newest/bin/python -m pip uninstall --quiet --yes sniffio)
+	$(VENV)/env-newest/bin/python -c 'import asyncio; asyncio.eager_task_factory' 2>/dev/null || exit 0; \
+		$(VENV)/env-newest/bin/python -m pytest --quiet --numprocesses 4 --eager $(CORE) $(ARGS)
+
+env-sniffio:
 	$(call run_core,env-sniffio,$(MIDDLE_PYTHON),redis anyio sniffio)
 	$(VENV)/env-sniffio/bin/python -m pip install --quiet uvloop
 	$(VENV)/env-sniffio/bin/python -m pytest --quiet --numprocesses 4 --uvloop $(CORE) $(ARGS)
-	$(VENV)/env-newest/bin/python -c 'import asyncio; asyncio.eager_task_factory' 2>/dev/null || exit 0; \
-		$(VENV)/env-newest/bin/python -m pytest --quiet --numprocesses 4 --eager $(CORE) $(ARGS)
 
 # The pages, in site/. Strict: a link or an anchor that leads nowhere ends it. The variable silences an
 # advertisement of the theme's authors for another tool.
