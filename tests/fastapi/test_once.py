@@ -19,7 +19,7 @@ from pydantic import AfterValidator
 from aiodlock import Client, OnceRun
 from aiodlock.fastapi import LockClient, Locked, Once, _once, lifespan
 
-from ..scenes import PATIENCE
+from ..scenes import BRIEF, PATIENCE
 from ..servers import Store
 from .conftest import Serve
 
@@ -383,21 +383,17 @@ async def test_status_that_the_route_declares_counts_too(app: FastAPI, serve: Se
         assert [(await http.post("/b")).json() for _ in range(2)] == [True, False]
 
 
-async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) -> None:
-    began, end = asyncio.Event(), asyncio.Event()
-
+async def test_request_that_waits_too_long_gets_423(
+    app: FastAPI, serve: Serve, client: Client
+) -> None:
     @app.post("/a")
-    async def handler(once: Annotated[OnceRun, Once("a", keep=600, timeout=0.1)]) -> bool:
-        began.set()
-        await end.wait()
+    async def handler(once: Annotated[OnceRun, Once("a", keep=600, timeout=BRIEF)]) -> bool:
         return once.first
 
     async with serve(app) as http:
-        first = asyncio.create_task(http.post("/a"))
-        await began.wait()
-        assert (await http.post("/a")).status_code == 423
-        end.set()
-        assert (await first).json() is True
+        async with client.once("a", keep=600):
+            assert (await http.post("/a")).status_code == 423
+        assert (await http.post("/a")).json() is False
 
 
 OUTER_ONCE = Depends(OUTER)
