@@ -800,10 +800,10 @@ VARIANTS = {
         ("keys",),
     ),
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
-    "a hint is forgotten for an older answer": Variant(_forget_hints, ("hint",), seed=13),
+    "a hint is forgotten for an older answer": Variant(_forget_hints, ("hint",), seed=71),
     "heads that look late": Variant(_look_late, ("idle",), seed=26),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
-    "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=2),
+    "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=27),
     "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=22),
     "any block ends when it is not clear which": Variant(
         _guess_whose_block_ends, ("told",), seed=4
