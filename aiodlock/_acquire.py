@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from ._acquisition import Acquisition
 from ._backoff import LONGEST, pause_after
 from ._clock import now
 from ._deadlocks import Deadlocks
@@ -19,11 +20,10 @@ from ._errors import (
     LockLost,
     concerning,
 )
-from ._lease import Lease
 from ._model import IMPATIENT, Gone, Granted, Refused, RequestInfo, Terms, Waiting
 from ._options import LockOptions
 from ._patience import soon
-from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Request
+from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Block, Request
 from ._session import Session
 from ._slices import Woken
 from ._telling import Telling
@@ -38,25 +38,25 @@ _SLOW_ANSWER = 0.1
 class OwnRequests:
     """What the caller has in open blocks, where a task does not stand for the caller: aiodlock.sync.
 
-    Leases, of which others may end one at any moment, also while the caller waits for another name.
+    Others may end any of it at any moment, also while the caller waits for another name.
     """
 
     #: Of the names that it asks for: it gets in again.
-    named: Mapping[str, Sequence[Lease]]
+    named: Mapping[str, Sequence[Acquisition]]
     #: All, which it holds while it waits.
-    inside: tuple[Lease, ...] = ()
+    inside: tuple[Acquisition, ...] = ()
 
 
-class Acquisition:
-    """One call of ``acquire``, from its beginning to the lease. When something else comes out, nothing is
-    left at the store.
+class Acquiring:
+    """One call of ``acquire``, from its beginning to the acquisition. When something else comes out,
+    nothing is left at the store.
 
     Mutable state: ``_request`` (the one that asks now: a place that was lost is asked for anew by another
     one) and ``_started`` (when the first one began to).
     """
 
     __slots__ = (
-        "_lease_type",
+        "_kept_as",
         "_name",
         "_options",
         "_request",
@@ -74,18 +74,18 @@ class Acquisition:
         session: Session,
         terms: Terms,
         options: LockOptions,
-        lease_type: type[Lease],
+        kept_as: type[Acquisition],
         timeout: float | None,
     ) -> None:
         self._session = session
         self._name = terms.name
         self._terms = terms
         self._options = options
-        self._lease_type = lease_type
+        self._kept_as = kept_as
         self._timeout = timeout
 
-    async def lease(self, task: asyncio.Task[Any] | None, own: OwnRequests | None) -> Lease:
-        """Return the lease.
+    async def acquire(self, task: asyncio.Task[Any] | None, own: OwnRequests | None) -> Acquisition:
+        """Return what was acquired.
 
         :param task: whose hold it is; None with ``own``: it belongs to its ``Lease``.
         """
@@ -93,13 +93,13 @@ class Acquisition:
         if own is None:
             bodies = session.bodies.of(task)
         else:
-            bodies = [one._request for one in own.named.get(terms.name, ()) if not one._is_over()]
+            bodies = [one.request for one in own.named.get(terms.name, ()) if not one.is_over]
         if bodies:
             self._check_bodies(bodies)
         mine = self._holds_of(task, own, bodies)
         for held in mine:  # an exclusive hold counts also behind a later shared one
             if held.terms.mode == terms.mode:
-                return Lease(session, held)
+                return Acquisition(session, held)
         if not mine and terms.name in session.lingering.kept and terms.kind == "lock":
             kept = await self._kept(task, bodies)
             if kept is not None:
@@ -198,7 +198,7 @@ class Acquisition:
 
     async def _kept(
         self, task: asyncio.Task[Any] | None, bodies: Sequence[Request]
-    ) -> Lease | None:
+    ) -> Acquisition | None:
         """Return a lease that lingers, if it is what is asked for."""
         session, lingering, moment = self._session, self._session.lingering, now()
         if task is not None and not lingering.has_turn(task, moment):
@@ -210,13 +210,13 @@ class Acquisition:
         request = lingering.hand_out(self._terms, self._options, task, moment)
         if request is None:
             return None
-        lease = self._lease_type(session, request)
+        acquired = self._kept_as(session, request)
         try:
             session.telling.handed_out(request)
         except BaseException:
-            session.departure.give_up(request, request.serial)
+            session.departure.give_up(request, acquired.serial)
             raise
-        return lease
+        return acquired
 
     # -- a turn -------------------------------------------------------------------------------------
 
@@ -231,7 +231,8 @@ class Acquisition:
         )
         request.patient = self._timeout is None
         if own is not None:
-            request.inside = tuple([(lease._request, lease._serial) for lease in own.inside])
+            # Not the acquisitions: they would be released no sooner than this one.
+            request.inside = tuple([Block(one.request, one.serial) for one in own.inside])
         if mine:
             request.share_owner()
         self._started = now()
@@ -425,19 +426,19 @@ class Acquisition:
                 )
         return AcquireTimeout(f"{self._name!r} is held or waited for", name=self._name)
 
-    def _granted(self, about: RequestInfo | None) -> Lease:
-        """Return the lease of the request that holds."""
+    def _granted(self, about: RequestInfo | None) -> Acquisition:
+        """Return what the request holds."""
         session, request = self._session, self._request
         session.register.add_hold(request)
-        lease = self._lease_type(session, request)
+        acquired = self._kept_as(session, request)
         if about is not None:
             try:
                 session.telling.acquired(request, about, self._started)
             except BaseException:  # what a hook raises goes to the log; not an exit
-                session.departure.give_up(request, request.serial)
+                session.departure.give_up(request, acquired.serial)
                 raise
         request.used = request.terms.begins
-        return lease
+        return acquired
 
     # -- errors -------------------------------------------------------------------------------------
 

@@ -37,22 +37,23 @@ class Bodies:
 
     A body stays armed until its task has left its last block on that lease, in whatever order.
 
-    Mutable state: ``open`` (the request of each open block and the serial of its acquisition, per task, in
-    the order of entering), and ``Request.armed``.
+    Mutable state: ``open`` (the blocks that each task is in, in the order of entering), and
+    ``Request.armed``.
     """
 
     def __init__(self) -> None:
         self.open: dict[_Task, list[Block]] = {}
 
-    def enter_first(self, task: _Task, request: Request) -> None:
-        """The task is in its only block, on a request that nobody else relies on: its last acquisition."""
+    def enter_first(self, task: _Task, block: Block) -> None:
+        """The task is in its only block, on a request that nobody else relies on."""
+        request = block.request
         scope, request.scope = request.scope, None
         if scope is None:
             enter(task)
             scope = BodyScope(task)
         else:  # the same task's
             scope.use_again(task)
-        self.open[task] = [(request, request.serial)]
+        self.open[task] = [block]
         if request.armed is None:
             request.armed = {}
         request.armed[task] = scope
@@ -73,7 +74,7 @@ class Bodies:
     def of(self, task: _Task | None) -> Sequence[Request]:
         """Return the request of each block that the task is in; one is there twice when entered twice."""
         blocks = self.open.get(task) if task is not None else None
-        return () if blocks is None else [request for request, _ in blocks]
+        return () if blocks is None else [block.request for block in blocks]
 
     def held(self, task: _Task | None) -> list[Request]:
         """Return what the task's blocks hold themselves."""
@@ -84,7 +85,7 @@ class Bodies:
         enter(task)
         if len(entered) == 1 and task not in self.open:  # as nearly always
             self.open[task] = [entered[0]]
-            request = entered[0][0]
+            request = entered[0].request
             if request.armed is None:
                 request.armed = {}
             request.armed[task] = BodyScope(task)
@@ -95,7 +96,7 @@ class Bodies:
         scope: BodyScope | None = None
         for block in entered:
             blocks.append(block)
-            request = block[0]
+            request = block.request
             armed = request.armed
             if armed is None:
                 armed = request.armed = {}
@@ -111,7 +112,7 @@ class Bodies:
         blocks = self.open[task]
         if len(blocks) == 1:  # as nearly always
             del self.open[task]
-            armed = blocks[0][0].armed
+            armed = blocks[0].request.armed
             return armed.pop(task).leave(exc_type) if armed else False
         gone = Counter(left)
         rest: list[Block] = []
@@ -124,9 +125,9 @@ class Bodies:
             self.open[task] = rest
         else:
             del self.open[task]
-        entered = {request for request, _ in rest}
+        entered = {block.request for block in rest}
         disarmed: list[BodyScope] = []
-        for request in dict.fromkeys(request for request, _ in left):
+        for request in dict.fromkeys(block.request for block in left):
             if request.armed and request not in entered:
                 scope = request.armed.pop(task)
                 if scope not in disarmed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import CoroutineType, FrameType, TracebackType
@@ -22,36 +23,39 @@ _Task = asyncio.Task[Any]
 
 
 class Body:
-    """What a block gives to its body, a Lease or a MultiLease: entered and left in one way.
+    """What a block gives to its body, inside of a Lease or a MultiLease: entered and left in one way.
 
-    Mutable state: ``_tasks`` (of its open blocks, each of the task that entered it).
+    Mutable state: ``tasks`` (of its open blocks, each of the task that entered it).
     """
 
-    __slots__ = ("_session", "_tasks")
+    __slots__ = ()
 
-    _session: Session
-    _tasks: list[_Task]
-    #: What a body of it relies on.
-    _acquisitions: Sequence[Block]
+    session: Session
+    tasks: tuple[_Task, ...]
+
+    @property
+    def acquisitions(self) -> Sequence[Block]:
+        """What a body of it relies on."""
+        raise NotImplementedError
 
     def ensure_held(self) -> None:
         raise NotImplementedError
 
-    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
+    async def leave(self, *, wait: bool) -> LockLost | BackendError | None:
         """End this acquisition as its body ends; return the loss, if it was lost."""
         raise NotImplementedError
 
-    async def __aenter__(self) -> Self:
-        self._session.check_here()
+    async def enter(self) -> None:
+        """Begin a block on what was acquired before."""
+        self.session.check_here()
         try:
             self.ensure_held()
         except (LockLost, BackendError):
-            await self._leave(wait=False)  # there is no body, and nobody will leave it later
+            await self.leave(wait=False)  # there is no body, and nobody will leave it later
             raise
-        self._arm()
-        return self
+        self.arm()
 
-    def _arm(self, task: _Task | None = None) -> _Task:
+    def arm(self, task: _Task | None = None) -> _Task:
         """Make a loss cancel the current task's body, once, however often it is nested; return the task.
 
         With ``on_lost="flag"`` too: nothing is cancelled then, but leaving the client waits for it.
@@ -61,11 +65,61 @@ class Body:
         if task is None:
             task = asyncio.current_task()
             assert task is not None
-        if self._tasks and any(other is not task and not other.done() for other in self._tasks):
+        if self.tasks and any(other is not task and not other.done() for other in self.tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
-        self._session.bodies.enter(task, self._acquisitions)
-        self._tasks.append(task)
+        self.session.bodies.enter(task, self.acquisitions)
+        self.tasks += (task,)  # type: ignore[misc]  # a slot of the heirs
         return task
+
+    async def exit(self, exc_type: type[BaseException] | None, exc: BaseException | None) -> None:
+        """End the block that is meant."""
+        error, index = self.session.foreign(), block_meant(self.tasks)
+        if error is not None or index is None:
+            refuse(exc, error or not_clear(self, len(self.tasks)))
+            return
+        await self.end_block(self.tasks[index], exc_type, exc)
+
+    async def end_block(
+        self, task: _Task, exc_type: type[BaseException] | None, exc: BaseException | None
+    ) -> None:
+        """End the block that the task has entered."""
+        if task not in self.tasks:
+            left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
+            refuse(exc, left)
+            return
+        at, entered = self.tasks.index(task), self.acquisitions
+        self.tasks = self.tasks[:at] + self.tasks[at + 1 :]  # type: ignore[misc]
+        loss_alone = self.session.bodies.leave(task, entered, exc_type)
+        try:
+            # A coroutine that is being closed cannot await.
+            loss = await self.leave(wait=exc_type is not GeneratorExit)
+        finally:
+            deadlocks = self.session.deadlocks
+            if deadlocks is not None and task is not task_of(self.session.loop):
+                deadlocks.left_block(task)
+        if loss is None and loss_alone:
+            # Its own was released inside the body, and what else the task had of it was lost.
+            lost = (block.request for block in entered if block.request.reason is not None)
+            loss = next((request.error() for request in lost), None)
+        if loss is not None:
+            if not loss_alone and isinstance(exc, asyncio.CancelledError):
+                await _say_again(exc)
+            raise_loss(exc, loss, loss_alone)
+
+
+_B = TypeVar("_B", bound=Body)
+
+
+class AsyncBlock(Generic[_B]):
+    """What can be entered that was acquired before: ``async with lease``."""
+
+    __slots__ = ()
+
+    _acquired: _B
+
+    async def __aenter__(self) -> Self:
+        await self._acquired.enter()
+        return self
 
     async def __aexit__(
         self,
@@ -73,38 +127,7 @@ class Body:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        error, index = self._session.foreign(), block_meant(self._tasks)
-        if error is not None or index is None:
-            refuse(exc, error or not_clear(self, len(self._tasks)))
-            return
-        await self._end_block(self._tasks[index], exc_type, exc)
-
-    async def _end_block(
-        self, task: _Task, exc_type: type[BaseException] | None, exc: BaseException | None
-    ) -> None:
-        """End the block that the task has entered."""
-        try:
-            self._tasks.remove(task)
-        except ValueError:
-            left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
-            refuse(exc, left)
-            return
-        loss_alone = self._session.bodies.leave(task, self._acquisitions, exc_type)
-        try:
-            # A coroutine that is being closed cannot await.
-            loss = await self._leave(wait=exc_type is not GeneratorExit)
-        finally:
-            deadlocks = self._session.deadlocks
-            if deadlocks is not None and task is not task_of(self._session.loop):
-                deadlocks.left_block(task)
-        if loss is None and loss_alone:
-            # Its own was released inside the body, and what else the task had of it was lost.
-            lost = (request for request, _ in self._acquisitions if request.reason is not None)
-            loss = next((request.error() for request in lost), None)
-        if loss is not None:
-            if not loss_alone and isinstance(exc, asyncio.CancelledError):
-                await _say_again(exc)
-            raise_loss(exc, loss, loss_alone)
+        await self._acquired.exit(exc_type, exc)
 
 
 async def _say_again(cancelled: asyncio.CancelledError) -> None:
@@ -114,14 +137,14 @@ async def _say_again(cancelled: asyncio.CancelledError) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
 
 
-class _Entered(Protocol):
-    """What a block gives to its body."""
+class HasSession(Protocol):
+    """What a block gives to its body, or what stands for it."""
 
     @property
-    def _session(self) -> Session: ...
+    def session(self) -> Session: ...
 
 
-_L = TypeVar("_L", bound=_Entered)
+_L = TypeVar("_L", bound=HasSession)
 _OF_ITS_OWN = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -137,8 +160,9 @@ def where(frame: FrameType) -> FrameType | None:
 class Blocks(Generic[_L]):
     """The open blocks of one object that several tasks may share.
 
-    Mutable state: ``open`` (the task, the lease, and what has entered it, if that is known; in the order of
-    entering).
+    Mutable state: ``open`` (the task, the body, and the frame that has entered it, if that is known; in the
+    order of entering). Only the frame tells apart the generators that enter one object: the loop closes
+    those that were dropped in a task of its own, which has entered none.
     """
 
     __slots__ = ("open",)
@@ -146,30 +170,34 @@ class Blocks(Generic[_L]):
     def __init__(self) -> None:
         self.open: list[tuple[_Task, _L, FrameType | None]] = []
 
-    def enter(self, task: _Task, lease: _L, frame: FrameType) -> None:
-        self.open.append((task, lease, where(frame)))
+    def enter(self, task: _Task, body: _L) -> None:
+        """Called by an ``__aenter__``: a block begins in the frame that has called that."""
+        self.open.append((task, body, where(sys._getframe(2))))
 
-    def take(
-        self, what: object, exc: BaseException | None, frame: FrameType
-    ) -> tuple[_Task, _L] | None:
-        """Take out the block that is meant: the one that this frame has entered (a generator's, when it is
+    def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
+        """Called by an ``__aexit__``: take out the block that is meant.
+
+        It is the one that the calling frame has entered (a generator's, when it is
         collected, is left in another task). Else this task's latest, the only one, or the only one whose
-        task has ended. Else None, and an error: any other may be the body of a task that goes on."""
-        index = self._index_of(frame) if len(self.open) > 1 else len(self.open) - 1
+        task has ended. Else None, and an error: any other may be the body of a task that goes on.
+        """
+        index = len(self.open) - 1
+        if index > 0:
+            index = self._index_of(sys._getframe(2))
         if index < 0:
             # What comes out of a generator that is closed nobody sees, with its notes.
             seen = None if isinstance(exc, GeneratorExit) else exc
             refuse(seen, not_clear(what, len(self.open)))
             return None
-        task, lease, _ = self.open[index]
-        session = lease._session
+        task, body, _ = self.open[index]
+        session = body.session
         if task is not current_task() or session.pid != _process.pid:
             foreign = session.foreign()
             if foreign is not None:
                 refuse(exc, foreign)
                 return None
         del self.open[index]
-        return task, lease
+        return task, body
 
     def _index_of(self, frame: FrameType) -> int:
         """Return the block that is meant; -1 for none."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVa
 from urllib.parse import quote, unquote
 
 from ._core import Core
+from ._description import Description
 from ._election import Election
 from ._errors import Unsupported
 from ._hooks import Hooks
@@ -254,7 +255,7 @@ class Client:
             raise Unsupported(
                 "lock_delay needs a store that remembers lost holders: this one forgets them"
             )
-        return Lock(self._core, check_text("name", name), "exclusive", options)
+        return Lock(Description(self._core, check_text("name", name), "exclusive", options))
 
     def rwlock(self, name: str, **options: Unpack[LockKeywords]) -> ReadWriteLock:
         """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
@@ -267,8 +268,8 @@ class Client:
             ...
         ```
         """
-        write = self.lock(name, **options)
-        return ReadWriteLock(self._in_mode(write, "shared"), write)
+        write = self._describe(name, **options)
+        return ReadWriteLock(Lock(write.in_mode("shared")), Lock(write), self._core)
 
     def semaphore(
         self, name: str, limit: int, *, resize: bool = False, **options: Unpack[OwnerlessKeywords]
@@ -284,19 +285,26 @@ class Client:
             ...
         ```
         """
-        given: dict[str, Any] = {**options}
-        if given.pop("owner", None) is not None:
-            raise ValueError("a semaphore is not reentrant: owner has no meaning")
-        if given.get("linger"):
-            raise ValueError(
-                "linger has no meaning for a semaphore: its places are not a task's own"
-            )
-        described = self.lock(name, **given)
+        _refuse(
+            options,
+            "a semaphore is not reentrant: owner has no meaning",
+            "a semaphore: its places are not a task's own",
+        )
+        plain = self._describe(name, **options)
         check_flag("resize", resize)
         if resize and not self._core.store.capabilities.resize:
             raise Unsupported(_needs("resize"))
+        limit, given = check_limit(limit), plain.options
         return Semaphore(
-            self._core, described.name, "shared", described._options, check_limit(limit), resize
+            Description(
+                self._core,
+                plain.name,
+                "shared",
+                given,
+                kind="semaphore",
+                limit=limit,
+                resize=resize,
+            )
         )
 
     def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessKeywords]) -> Once:
@@ -320,18 +328,14 @@ class Client:
         :raises ValueError: for an option that has no meaning here, or ``hold_at_least`` above ``keep``.
         :raises Unsupported: on a store that keeps no records, such as a quorum.
         """
-        given: dict[str, Any] = {**options}
-        if given.pop("owner", None) is not None:
-            raise ValueError("owner has no meaning for what is done once")
-        if given.get("linger"):
-            raise ValueError("linger has no meaning for what is done once")
-        if given.get("confirm_release") is False:
+        _refuse(options, "owner has no meaning for what is done once", "what is done once")
+        if options.get("confirm_release") is False:
             raise ValueError("confirm_release=False would not tell whether a success is on record")
         check_seconds("keep", keep, least=0.001)
-        described = self.lock(name, **given)
-        check_hold(described._options.hold_at_least, keep)
+        plain = self._describe(name, **options)
+        check_hold(plain.options.hold_at_least, keep)
         self._check_records()
-        return Once(self._core, described.name, described._options, keep)
+        return Once(self._core, plain.name, plain.options, keep)
 
     def once_per(
         self, template: str, *, keep: float, **options: Unpack[OwnerlessKeywords]
@@ -406,7 +410,12 @@ class Client:
             ...  # this process leads
         ```
         """
-        return Election(self._core, name, {**options}, self.lock)
+        _refuse(
+            options,
+            "an election makes an owner of each candidacy: owner has no meaning",
+            "an election: a leader that resigns leads no more",
+        )
+        return Election(self._describe(name, **options))
 
     def multilock(
         self,
@@ -431,33 +440,35 @@ class Client:
         if not names_or_locks:
             raise ValueError("multilock needs at least one name")
         self.lock("options", **options)  # wrong ones are an error also when all come as locks
-        described: dict[str, list[Lock]] = {}
-        plain: dict[str, Lock] = {}
+        given: dict[str, list[Description]] = {}
+        plain: dict[str, Description] = {}
         for one in names_or_locks:
             if isinstance(one, Lock):
-                if one._core is not self._core:
+                described = one._described
+                if described.core is not self._core:
                     raise ValueError(f"{one!r} belongs to another client than {self!r}")
-                described.setdefault(one.name, []).append(one)
+                given.setdefault(one.name, []).append(described)
             elif isinstance(one, str):
-                plain[one] = self.lock(one, **options)
+                plain[one] = self._describe(one, **options)
             else:
                 raise TypeError(
                     f"multilock takes names and Lock objects (such as rwlock(name).read), not {one!r}"
                 )
-        merged = plain | {name: self._merge(same) for name, same in described.items()}
-        for name in plain.keys() & described.keys():
-            merged[name] = self._in_mode(merged[name], "exclusive")
+        merged = plain | {name: self._merge(same) for name, same in given.items()}
+        for name in plain.keys() & given.keys():
+            merged[name] = merged[name].in_mode("exclusive")
         return MultiLock(self._core, list(merged.values()), timeout)
 
     @staticmethod
-    def _merge(same: list[Lock]) -> Lock:
+    def _merge(same: list[Description]) -> Description:
         """Choose one of several descriptions of a name: the first that is exclusive, else the first."""
-        if len({lock._options.owner for lock in same}) > 1:
+        if len({lock.options.owner for lock in same}) > 1:
             raise ValueError(f"{same[0].name!r} is given with different owners, and is taken once")
-        return next((lock for lock in same if lock.mode == "exclusive"), same[0])
+        return next((lock for lock in same if lock.terms.mode == "exclusive"), same[0])
 
-    def _in_mode(self, lock: Lock, mode: Mode) -> Lock:
-        return Lock(self._core, lock.name, mode, lock._options)
+    def _describe(self, name: str, **options: Any) -> Description:
+        """Describe an exclusive lock, which other kinds are made of, by options as of ``lock``."""
+        return self.lock(name, **options)._described
 
     def _options(self, ttl: float | None, *others: Any) -> LockOptions:
         return lock_options(self._ttl if ttl is None else ttl, *others)
@@ -598,6 +609,15 @@ class Client:
         return await self._core.answer_soon(
             lambda store: store.holds(kind, name, mode, token), name
         )
+
+
+def _refuse(options: OwnerlessKeywords, owner: str, linger: str) -> None:
+    """Raise ValueError if one of these options was given in spite of what the types say."""
+    given: dict[str, Any] = {**options}
+    if given.get("owner") is not None:
+        raise ValueError(owner)
+    if given.get("linger"):
+        raise ValueError(f"linger has no meaning for {linger}")
 
 
 _ONE = "one Redis or Valkey server, Sentinel, a cluster, PostgreSQL"

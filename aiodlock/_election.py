@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 from ._acquire import OwnRequests
+from ._acquisition import Acquisition
 from ._body import Blocks
 from ._clock import now
-from ._core import Core
+from ._description import Description
 from ._errors import BackendUnavailable
 from ._lease import Lease
-from ._lock import Lock
 from ._model import CANDIDATE
 from ._options import check_seconds
 
@@ -43,29 +41,17 @@ class Election:
     ```
     """
 
-    def __init__(
-        self, core: Core, name: str, options: dict[str, Any], lock: Callable[..., Lock]
-    ) -> None:
-        if options.pop("owner", None) is not None:
-            raise ValueError("an election makes an owner of each candidacy: owner has no meaning")
-        if options.get("linger"):
-            raise ValueError(
-                "linger has no meaning for an election: a leader that resigns leads no more"
-            )
-        self._core = core
-        self._lock = lock
-        self._options = options
-        described = lock(name, **options)
-        self._name = described.name
-        self._timeout = described._options.timeout
+    def __init__(self, described: Description) -> None:
+        self._described = described
+        self._core = described.core
 
     @property
     def name(self) -> str:
         """The name, as given; the same as that of ``Client.lock(name)``."""
-        return self._name
+        return self._described.name
 
     def __repr__(self) -> str:
-        return f"<Election {self._name!r} on {self._core!r}>"
+        return f"<Election {self.name!r} on {self._core!r}>"
 
     def lead(self, value: str = "") -> Candidacy:
         """Wait to be elected: ``async with election.lead("host-1") as lease``; leaving resigns.
@@ -90,7 +76,7 @@ class Election:
             raise ValueError(f"value {value!r} has lone surrogates") from surrogates
         if length > _LONGEST_VALUE:
             raise ValueError(f"value must be up to {_LONGEST_VALUE} bytes long, not {length}")
-        return Candidacy(self, value)
+        return Candidacy(self, self._described, value)
 
     def observe(self, *, interval: float = 5.0) -> AsyncGenerator[str, None]:
         """Iterate over the leaders' values: the present one's first, then that of each next one.
@@ -115,17 +101,17 @@ class Election:
         seen, answered = 0, now()
         changed = asyncio.Event()
         session = await self._core.ready()
-        stop = session.backend.observe("lock", self._name, changed.set)
+        stop = session.backend.observe("lock", self.name, changed.set)
         try:
             while True:
                 if session.death is not None:
                     stop()
                     session = await self._core.ready()
-                    stop = session.backend.observe("lock", self._name, changed.set)
+                    stop = session.backend.observe("lock", self.name, changed.set)
                 changed.clear()
                 pause = interval
                 try:
-                    info = await self._core.inspect("lock", self._name)
+                    info = await self._core.inspect("lock", self.name)
                 except BackendUnavailable:
                     if now() - answered >= self._core.unavailable_after:
                         raise
@@ -150,24 +136,23 @@ class Candidacy:
     Mutable state: ``_entered`` (the blocks that are open, any task's).
     """
 
-    def __init__(self, election: Election, value: str) -> None:
+    def __init__(self, election: Election, described: Description, value: str) -> None:
         self._election = election
+        self._described = described
         self._value = value
-        self._entered: Blocks[Lease] = Blocks()
+        self._entered: Blocks[Acquisition] = Blocks()
 
     async def __aenter__(self) -> Lease:
-        lease = await self._acquire(self._election._timeout)
-        self._entered.enter(lease._arm(), lease, sys._getframe(1))
-        return lease
+        acquired = await self._acquire(self._described.options.timeout)
+        self._entered.enter(acquired.arm(), acquired)
+        return Lease(acquired)
 
-    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
-        election = self._election
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Acquisition:
         # A fresh owner each time: equal owners would lead together.
         owner = f"{CANDIDATE}{secrets.token_hex(8)}:{self._value}"
-        lock = election._lock(election._name, **election._options, owner=owner)
-        lease = await lock._acquire(timeout, own)
-        lease._session.backend.announce("lock", election._name)
-        return lease
+        acquired = await self._described.of_owner(owner).acquire(timeout, own)
+        acquired.session.backend.announce("lock", self._described.name)
+        return acquired
 
     async def __aexit__(
         self,
@@ -175,10 +160,10 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        meant = self._entered.take(self, exc, sys._getframe(1))
+        meant = self._entered.take(self, exc)
         if meant is not None:
-            task, lease = meant
-            await lease._end_block(task, exc_type, exc)
+            task, acquired = meant
+            await acquired.end_block(task, exc_type, exc)
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

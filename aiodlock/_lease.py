@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Never, NoReturn
 from urllib.parse import quote
 
-from . import _process
-from ._backoff import pause_after
-from ._body import Body
+from ._acquisition import Acquisition
+from ._body import AsyncBlock
 from ._capabilities import refuse_short
-from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld, Unsupported
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
-from ._request import HELD, Block, Request
-from ._session import Session
+from ._request import HELD, Request
 
 
 class LeaseView:
@@ -24,19 +20,14 @@ class LeaseView:
 
     __slots__ = ()
 
-    _session: Session
-    _request: Request
-    _serial: int
+    _acquired: Acquisition
 
     def __repr__(self) -> str:
-        request = self._request
-        if self.held:
-            state = f"held, {self.remaining():.1f} s left"
-        elif request.reason is not None and self._serial in request.lost_handles:
-            state = f"lost: {request.reason}"
-        else:
-            state = "released"
-        return f"<Lease {self.name!r} {self.mode} token={self.token} {state}>"
+        return repr(self._acquired)
+
+    @property
+    def _request(self) -> Request:
+        return self._acquired.request
 
     @property
     def name(self) -> str:
@@ -73,18 +64,12 @@ class LeaseView:
     @property
     def held(self) -> bool:
         """True only while the server certainly honours the lease (less ``margin``)."""
-        request = self._request
-        return (
-            request.state is HELD
-            and self._serial in request.handles
-            and now() < request.ends_at
-            and _process.pid == self._session.pid
-        )
+        return self._acquired.held
 
     @property
     def lost(self) -> LockLost | None:
         """Why the lease was lost; None while it is held and after a release."""
-        return self._request.loss_of(self._serial)
+        return self._acquired.lost
 
     def remaining(self) -> float:
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
@@ -93,7 +78,7 @@ class LeaseView:
         print(lease.remaining(), "s, unless it is extended")
         ```
         """
-        return max(0.0, self._request.ends_at - now()) if self.held else 0.0
+        return self._acquired.remaining()
 
     def ensure_held(self) -> None:
         """Return if the lease is held, else raise LockLost (or NotHeld after a release).
@@ -107,26 +92,11 @@ class LeaseView:
         if not self.held:
             raise self._why_not_held()
 
-    def _is_over(self) -> bool:
-        return self._serial not in self._request.handles
-
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
-        self._session.check_process()
-        if asyncio._get_running_loop() is not self._session.loop:
-            # In a thread of the body's: what belongs to the loop is not touched.
-            if self._request.state is HELD and not self._is_over():
-                return self._request.overdue_error()
-        else:
-            self._session.register.lose_if_overdue(self._request)
-        if self._serial in self._request.lost_handles:
-            return self._request.error()
-        return self._not_held()
-
-    def _not_held(self) -> NotHeld:
-        return NotHeld(f"the lease on {self.name!r} was released before", name=self.name)
+        return self._acquired.why_not_held()
 
 
-class Lease(LeaseView, Body):
+class Lease(LeaseView, AsyncBlock[Acquisition]):
     """One acquisition of a lock, from the grant to its release or loss.
 
     As an async context manager it arms ``on_lost`` in the entering task and releases on the way out.
@@ -142,14 +112,10 @@ class Lease(LeaseView, Body):
     ```
     """
 
-    __slots__ = ("__weakref__", "_request", "_serial")
+    __slots__ = ("__weakref__", "_acquired")
 
-    def __init__(self, session: Session, request: Request) -> None:
-        self._session = session
-        self._tasks = []
-        self._request = request
-        request.serial = self._serial = request.serial + 1
-        request.handles += (self._serial,)
+    def __init__(self, acquired: Acquisition) -> None:
+        self._acquired = acquired
 
     # -- what can be done with it ------------------------------------------------------------------
 
@@ -162,11 +128,11 @@ class Lease(LeaseView, Body):
             print("lost:", lost.reason)
         ```
         """
-        request, session = self._request, self._session
+        acquired, request, session = self._acquired, self._request, self._acquired.session
         session.check_loop()
-        while (lost := session.register.loss_of(request, self._serial)) is None:
-            if request.state is not HELD or self._serial not in request.handles:
-                raise self._not_held()
+        while (lost := session.register.loss_of(request, acquired.serial)) is None:
+            if request.state is not HELD or acquired.is_over:
+                raise acquired.not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
             request.add_watcher(watcher)
             await watcher
@@ -188,7 +154,7 @@ class Lease(LeaseView, Body):
         """
         if wrong:
             refuse_keywords("extend()", wrong, ["ttl"])
-        request, session = self._request, self._session
+        request, session = self._request, self._acquired.session
         if ttl is not None:
             ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
             if request.terms.margin > ttl * LARGEST_MARGIN:
@@ -203,35 +169,10 @@ class Lease(LeaseView, Body):
         if ttl is not None:
             request.ttl = ttl
         try:
-            await self._ask(lambda: request.place.extend(ttl))
+            await self._acquired.ask(lambda: request.place.extend(ttl))
         except Unsupported:
             request.ttl = before
             raise
-
-    async def _begin(self) -> None:
-        """Tell the store that the body begins, if it has not begun with the grant.
-
-        The caller sets ``used`` when it does begin: until then others of a multilock may still fail.
-        """
-        if not self._request.used:
-            await self._ask(self._request.place.begin)
-
-    async def _ask(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Tell the store something about this lease, until the local deadline."""
-        request, session = self._request, self._session
-        failures = 0
-        while True:
-            try:
-                async with asyncio.timeout(max(0.001, request.ends_at - now())):
-                    await call()
-                self.ensure_held()
-                return
-            except (TimeoutError, BackendError) as error:
-                failures += 1
-                session.telling.extension_failed(request, error)
-                self.ensure_held()
-            await asyncio.sleep(min(pause_after(failures), self.remaining()))
-            self.ensure_held()
 
     async def release(self) -> None:
         """Release; from any task. Retries until the local deadline.
@@ -247,66 +188,7 @@ class Lease(LeaseView, Body):
         :raises NotHeld: when this lease was released before.
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.
         """
-        self._session.check_here()
-        if self._is_over():
-            raise self._not_held()
-        await release_handle(self._session, self._request, self._serial)
-
-    @property
-    def _acquisitions(self) -> tuple[Block]:  # type: ignore[override]
-        return ((self._request, self._serial),)
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
-        request, session = self._request, self._session
-        session.register.lose_if_overdue(request)
-        if self._serial not in request.handles:  # released inside the body
-            return request.error() if self._serial in request.lost_handles else None
-        last = request.end_handle(self._serial)
-        if request.reason is not None:
-            if last:
-                session.departure.in_background(request)
-            return request.error()
-        if not last:
-            return None
-        if request.may_linger and session.lingering.keep(request):
-            session.telling.released(request, request.granted_at)
-            return None
-        if not request.options.confirm_release or not wait:
-            session.departure.in_background(request)
-            session.telling.released(request, request.granted_at)
-            return None
-        left = await session.departure.awaited(request)
-        if left is not None and left.what == "gone":
-            return session.register.lost_on_leaving(request, left.reason, self._serial)
-        session.telling.released(request, request.granted_at)
-        return None
+        await self._acquired.release()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{self!r} is one acquisition: it cannot be copied or pickled")
-
-    def __del__(self) -> None:
-        # On any thread, in the middle of anything.
-        if self._serial in self._request.handles:
-            self._session.forgotten.dropped(self._request, self._serial)
-
-
-async def release_handle(session: Session, request: Request, serial: int) -> None:
-    """End one acquisition, in the caller's task; see ``Lease.release``."""
-    session.register.lose_if_overdue(request)
-    last = request.end_handle(serial)
-    if request.reason is not None:
-        if last:
-            session.departure.in_background(request)
-        raise request.error()
-    if not last:
-        return
-    held_at = request.granted_at
-    if request.may_linger and session.lingering.keep(request):
-        session.telling.released(request, held_at)
-        return
-    left = await session.departure.until_deadline(request, serial)
-    if left.what == "gone":
-        raise session.register.lost_on_leaving(request, left.reason, serial)
-    session.telling.released(request, held_at)

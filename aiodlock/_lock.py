@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import logging
-import sys
 from collections.abc import Coroutine, Iterable
-from dataclasses import replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
 from . import _short_way
-from ._acquire import Acquisition, OwnRequests
+from ._acquire import OwnRequests
+from ._acquisition import Acquisition, release_handle
 from ._body import NOTHING, Blocks
-from ._capabilities import refuse_unsupported
-from ._clock import now
 from ._core import Core
-from ._errors import (
-    AcquireTimeout,
-    NotHeld,
-    WouldBlock,
-)
-from ._lease import Lease, release_handle
-from ._model import Kind, LockInfo, Mode, Terms
+from ._description import Description
+from ._errors import AcquireTimeout, NotHeld, WouldBlock
+from ._lease import Lease
+from ._model import LockInfo, Mode
 from ._options import (
     ATTRIBUTES_ELSEWHERE,
     Elsewhere,
-    LockOptions,
     check_timeout,
     check_tokens,
     refuse_keywords,
 )
-from ._patience import LEAST, soon
 from ._request import Request
-from ._tasks import task_of
 
-_logger = logging.getLogger("aiodlock")
-
-_UNSET: Any = object()
+UNSET: Any = object()
 
 
 class Acquirable:
@@ -47,57 +34,19 @@ class Acquirable:
     Mutable state: ``_entered`` (the ``async with`` blocks that are open, any task's).
     """
 
-    _kind: Kind = "lock"
-    _lease_type: type[Lease] = Lease
-
-    def __init__(
-        self,
-        core: Core,
-        name: str,
-        mode: Mode,
-        options: LockOptions,
-        limit: int = 0,
-        resize: bool = False,
-    ) -> None:
-        self._core = core
-        self._name = name
-        self._mode: Mode = mode
-        self._options = options
-        self._limit = limit
-        longest = options.ttl if options.max_hold is None else options.max_hold
-        self._ttl = min(options.ttl, longest)
-        self._terms = Terms(
-            kind=self._kind,
-            name=name,
-            mode=mode,
-            limit=limit,
-            ttl=self._ttl,
-            # A granted waiter's lease is what is left of this: no longer than a holder's.
-            waiter_ttl=min(core.waiter_ttl, self._ttl),
-            lock_delay=options.lock_delay,
-            margin=options.margin,
-            max_hold=options.max_hold,
-            auto_extend=options.auto_extend,
-            hold_at_least=options.hold_at_least,
-            resize=resize,
-            note=options.note,
-            linger=options.linger,
-        )
-        refuse_unsupported(core.store.capabilities, self._terms, options.ttl, core.described)
+    def __init__(self, described: Description) -> None:
+        self._described = described
         #: Whether a block may begin and end by ``_short_way``.
-        self._short = (
-            options.linger > 0.0
-            and self._kind == "lock"
-            and mode == "exclusive"
-            and options.owner is None
-            and options.max_hold is None
-        )
-        self._entered: Blocks[Lease] = Blocks()
+        self._short = _short_way.is_open(described.terms, described.options)
+        self._entered: Blocks[Acquisition] = Blocks()
+
+    def __repr__(self) -> str:
+        return repr(self._described)
 
     @property
     def name(self) -> str:
         """The name, as given."""
-        return self._name
+        return self._described.name
 
     if not TYPE_CHECKING:  # a type checker knows all attributes
         extend, reacquire, owned, local = Elsewhere(), Elsewhere(), Elsewhere(), Elsewhere()
@@ -107,7 +56,7 @@ class Acquirable:
 
     # -- for users ---------------------------------------------------------------------------------
 
-    async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> Lease:
+    async def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease.
 
         ```python
@@ -128,8 +77,8 @@ class Acquirable:
         """
         if wrong:
             refuse_keywords("acquire()", wrong, ["timeout"])
-        timeout = self._options.timeout if timeout is _UNSET else check_timeout(timeout)
-        return await self._acquire(timeout)
+        timeout = self._described.options.timeout if timeout is UNSET else check_timeout(timeout)
+        return Lease(await self._acquire(timeout))
 
     async def acquire_nowait(self) -> Lease:
         """Return the lease if the lock is free and nobody waits for it.
@@ -148,9 +97,9 @@ class Acquirable:
         :raises BackendUnavailable: when nothing answers within 2 s, or within twice what answers take.
         """
         try:
-            return await self._acquire(0.0)
+            return Lease(await self._acquire(0.0))
         except AcquireTimeout as busy:
-            raise WouldBlock(f"{self._name!r} is held or waited for", name=self._name) from busy
+            raise WouldBlock(f"{self.name!r} is held or waited for", name=self.name) from busy
 
     async def release(self) -> None:
         """Release this task's latest hold of that name and mode.
@@ -165,12 +114,13 @@ class Acquirable:
         :raises LockLost: once, when it has nothing left but what it has lost; or when nothing answered
             until the lease's deadline.
         """
-        session = self._core.use(self._name)
+        terms, owner = self._described.terms, self._described.options.owner
+        session = self._described.core.use(terms.name)
         lost: list[Request] = []
         for request in reversed(
-            session.register.holds(self._kind, self._name, asyncio.current_task())
+            session.register.holds(terms.kind, terms.name, asyncio.current_task())
         ):
-            mine = request.terms.mode == self._mode and request.options.owner == self._options.owner
+            mine = request.terms.mode == terms.mode and request.options.owner == owner
             if mine and request.handles:
                 if session.register.is_live(request):
                     await release_handle(session, request, request.handles[-1])
@@ -182,10 +132,10 @@ class Acquirable:
             session.departure.report(lost)
             raise error
         raise NotHeld(
-            f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
+            f"this task does not hold {terms.name!r} in {terms.mode} mode; to release from "
             "another task, keep the lease and call its release(); asyncio.wait_for on Python 3.11 "
             "acquires in another task: use timeout= instead",
-            name=self._name,
+            name=terms.name,
         )
 
     async def locked(self) -> bool:
@@ -198,7 +148,7 @@ class Acquirable:
             print("somebody holds it")
         ```
         """
-        info = await self._core.inspect(self._kind, self._name)
+        info = await self.inspect()
         return bool(info.holders) or info.closed > 0
 
     async def inspect(self) -> LockInfo:
@@ -209,7 +159,8 @@ class Acquirable:
         print(len(info.holders), "of 3 places are taken")
         ```
         """
-        return await self._core.inspect(self._kind, self._name)
+        terms = self._described.terms
+        return await self._described.core.inspect(terms.kind, terms.name)
 
     async def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
         """Release all holders by force, or those with these tokens; as ``Client.break_lock``.
@@ -218,22 +169,23 @@ class Acquirable:
         await client.lock("report").break_lock()
         ```
         """
-        return await self._core.break_lock(self._kind, self._name, check_tokens(tokens))
+        terms, meant = self._described.terms, check_tokens(tokens)
+        return await self._described.core.break_lock(terms.kind, terms.name, meant)
 
     async def __aenter__(self) -> Lease:
-        if self._short and (session := self._core.session) is not None:
-            asked = session, self._terms, self._options, self._entered, self._lease_type
-            kept = _short_way.begin(*asked, sys._getframe(1))
+        described = self._described
+        if self._short and (session := described.core.session) is not None:
+            kept = _short_way.begin(session, described.terms, described.options)
             if kept is _short_way.NEXT_TURN:
                 await asyncio.sleep(0)
-                kept = _short_way.begin(*asked, sys._getframe(1))
+                kept = _short_way.begin(session, described.terms, described.options)
             if kept is not None and kept is not _short_way.NEXT_TURN:
-                return kept
-        lease = await self._acquire(self._options.timeout)
-        whose = lease._request.task
-        task = lease._arm(None if whose is None else whose())
-        self._entered.enter(task, lease, sys._getframe(1))
-        return lease
+                self._entered.enter(kept.tasks[0], kept)
+                return Lease(kept)
+        acquired = await self._acquire(described.options.timeout)
+        whose = acquired.request.task
+        self._entered.enter(acquired.arm(None if whose is None else whose()), acquired)
+        return Lease(acquired)
 
     def __aexit__(
         self,
@@ -245,38 +197,22 @@ class Acquirable:
         # manager returns here is what ``async def`` returns, and no other Coroutine.
         if (
             self._short
-            and (session := self._core.session) is not None
+            and (session := self._described.core.session) is not None
             and _short_way.end(session, self._entered)
         ):
             return NOTHING
-        meant = self._entered.take(self, exc, sys._getframe(1))
+        meant = self._entered.take(self, exc)
         if meant is None:
             return NOTHING
-        task, lease = meant
-        return lease._end_block(task, exc_type, exc)  # type: ignore[return-value]
+        task, acquired = meant
+        return acquired.end_block(task, exc_type, exc)  # type: ignore[return-value]
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _acquire(
         self, timeout: float | None, own: OwnRequests | None = None
-    ) -> Coroutine[Any, Any, Lease]:
-        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
-        session = self._core.session
-        if session is not None and session.death is not None:
-            return self._acquire_later(timeout, own)
-        session = self._core.use(self._name)
-        task = task_of(session.loop) if own is None else None
-        if task is None and own is None:
-            raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
-        asked = Acquisition(session, self._terms, self._options, self._lease_type, timeout)
-        return asked.lease(task, own)
-
-    async def _acquire_later(self, timeout: float | None, own: OwnRequests | None) -> Lease:
-        """The session has died: wait for the next one."""
-        began = now()
-        await self._core.ready(self._name, soon(LEAST) if timeout == 0 else timeout)
-        left = max(0.001, timeout - (now() - began)) if timeout else timeout
-        return await self._acquire(left, own)
+    ) -> Coroutine[Any, Any, Acquisition]:
+        return self._described.acquire(timeout, own)
 
 
 class Lock(Acquirable):
@@ -295,18 +231,7 @@ class Lock(Acquirable):
     @property
     def mode(self) -> Mode:
         """``"exclusive"`` or ``"shared"``."""
-        return self._mode
-
-    def __repr__(self) -> str:
-        return f"<Lock {self._name!r} {self._mode} on {self._core!r}>"
-
-    def _with_later_body(self) -> Lock:
-        """Return this lock, or one like it whose ``hold_at_least`` counts when a body is said to begin."""
-        if not self._options.hold_at_least:
-            return self
-        later = copy.copy(self)
-        later._terms = replace(self._terms, begins=False)
-        return later
+        return self._described.terms.mode
 
 
 class ReadWriteLock:
@@ -321,9 +246,10 @@ class ReadWriteLock:
     ```
     """
 
-    def __init__(self, read: Lock, write: Lock) -> None:
+    def __init__(self, read: Lock, write: Lock, core: Core) -> None:
         self._read = read
         self._write = write
+        self._core = core
 
     @property
     def name(self) -> str:
@@ -341,7 +267,7 @@ class ReadWriteLock:
         return self._write
 
     def __repr__(self) -> str:
-        return f"<ReadWriteLock {self.name!r} on {self._write._core!r}>"
+        return f"<ReadWriteLock {self.name!r} on {self._core!r}>"
 
 
 class Semaphore(Acquirable):
@@ -356,12 +282,10 @@ class Semaphore(Acquirable):
     ```
     """
 
-    _kind: Kind = "semaphore"
-
     @property
     def limit(self) -> int:
         """How many may hold at a time."""
-        return self._limit
+        return self._described.terms.limit
 
     async def locked(self) -> bool:
         """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters.
@@ -373,9 +297,6 @@ class Semaphore(Acquirable):
             print("all three places are taken")
         ```
         """
-        info = await self._core.inspect(self._kind, self._name)
+        info = await self.inspect()
         taken = sum(holder.count for holder in info.holders) + info.closed_places
-        return taken >= self._limit or bool(info.waiters)
-
-    def __repr__(self) -> str:
-        return f"<Semaphore {self._name!r} limit={self._limit} on {self._core!r}>"
+        return taken >= self.limit or bool(info.waiters)

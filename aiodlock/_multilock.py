@@ -10,22 +10,23 @@ What a task held *before* is outside of that order: with it, a deadlock is possi
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Never, TypeVar
+from typing import Any, Never, TypeVar
 
 import anyio
 
 from ._acquire import OwnRequests
-from ._body import Blocks, Body
+from ._acquisition import Acquisition
+from ._body import AsyncBlock, Blocks, Body
 from ._clock import now
 from ._core import Core
+from ._description import Description
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease, LeaseView
-from ._lock import _UNSET, Lock
+from ._lock import UNSET
 from ._options import check_timeout, refuse_keywords
-from ._request import Block, Request
+from ._request import Block
 from ._session import Session
 
 _T = TypeVar("_T")
@@ -54,13 +55,13 @@ class MultiLock:
     ```
     """
 
-    def __init__(self, core: Core, locks: list[Lock], timeout: float | None) -> None:
+    def __init__(self, core: Core, locks: list[Description], timeout: float | None) -> None:
         self._core = core
         ordered = sorted(locks, key=lambda lock: lock.name.encode())
         #: Their bodies begin together, when all names are granted.
-        self._locks = tuple(lock._with_later_body() for lock in ordered)
+        self._locks = tuple(lock.with_later_body() for lock in ordered)
         self._timeout = timeout
-        self._entered: Blocks[MultiLease] = Blocks()
+        self._entered: Blocks[Acquisitions] = Blocks()
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in self.names)
@@ -71,7 +72,7 @@ class MultiLock:
         """The names, each once, in the order in which they are taken."""
         return tuple(lock.name for lock in self._locks)
 
-    async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> MultiLease:
+    async def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
 
         ```python
@@ -89,12 +90,13 @@ class MultiLock:
         """
         if wrong:
             refuse_keywords("acquire()", wrong, ["timeout"])
-        return await self._acquire(self._timeout if timeout is _UNSET else check_timeout(timeout))
+        timeout = self._timeout if timeout is UNSET else check_timeout(timeout)
+        return MultiLease(await self._acquire(timeout))
 
     async def __aenter__(self) -> MultiLease:
-        leases = await self._acquire(self._timeout)
-        self._entered.enter(leases._arm(), leases, sys._getframe(1))
-        return leases
+        acquired = await self._acquire(self._timeout)
+        self._entered.enter(acquired.arm(), acquired)
+        return MultiLease(acquired)
 
     async def __aexit__(
         self,
@@ -102,14 +104,14 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        meant = self._entered.take(self, exc, sys._getframe(1))
+        meant = self._entered.take(self, exc)
         if meant is not None:
-            task, lease = meant
-            await lease._end_block(task, exc_type, exc)
+            task, acquired = meant
+            await acquired.end_block(task, exc_type, exc)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> MultiLease:
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Acquisitions:
         session = await self._core.ready(within=timeout)
         started = now()
 
@@ -120,27 +122,27 @@ class MultiLock:
             return max(0.001, started + timeout - now())
 
         while True:
-            leases = MultiLease(session)
+            acquired = Acquisitions(session)
             try:
-                await self._take_all(leases, time_left, own)
+                await self._take_all(acquired, time_left, own)
             except AcquireTimeout as busy:
-                await leases._leave(wait=True)
+                await acquired.leave(wait=True)
                 raise self._timed_out(busy, timeout) from busy
             except BaseException as failure:
                 # A coroutine that is being closed cannot await. And who has waited for a silent store once
                 # is not kept any longer.
                 silent = isinstance(failure, BackendUnavailable) or session.departure.was_silent
-                await leases._leave(wait=not silent and not isinstance(failure, GeneratorExit))
+                await acquired.leave(wait=not silent and not isinstance(failure, GeneratorExit))
                 raise
-            lost = leases._look()
+            lost = acquired.look()
             if lost is None:
-                for lease in leases._leases.values():
-                    lease._request.used = True
-                return leases
-            error = leases._error()
-            await leases._leave(wait=True)
+                for one in acquired.all:
+                    one.request.used = True
+                return acquired
+            error = acquired.error()
+            await acquired.leave(wait=True)
             session.check_usable()
-            if not leases._worth_another_try():
+            if not acquired.worth_another_try():
                 raise error
             if timeout is not None and now() - started >= timeout:
                 raise AcquireTimeout(
@@ -151,21 +153,21 @@ class MultiLock:
 
     async def _take_all(
         self,
-        leases: MultiLease,
+        acquired: Acquisitions,
         time_left: Callable[[], float | None],
         own: OwnRequests | None,
     ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
-        lookout = _Lookout(leases, scope)
+        lookout = _Lookout(acquired, scope)
         try:
             async with scope:
                 for lock in self._locks:
-                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout), own)
-                    leases._leases[lock.name] = lease
-                    lookout.watch(lease)
-                for lease in leases._leases.values():
-                    await lease._begin()
+                    one = await lock.acquire(_shorter(time_left(), lock.options.timeout), own)
+                    acquired.all.append(one)
+                    one.request.add_watcher(lookout.changed)
+                for one in acquired.all:
+                    await one.begin()
         except TimeoutError as ended:
             if isinstance(ended, AcquireTimeout) or not scope.expired():
                 raise
@@ -188,44 +190,165 @@ class MultiLock:
 class _Lookout:
     """Ends the taking of names, by its scope, when one is lost that was taken already.
 
-    Mutable state: ``_changed`` (resolved when there is something to see), ``_over``. (No closures: two that
-    know each other would keep the leases until the collector comes.)
+    Mutable state: ``changed`` (resolved when there is something to see), ``_over``. (No closures: two that
+    know each other would keep the acquisitions until the collector comes.)
     """
 
-    def __init__(self, leases: MultiLease, scope: asyncio.Timeout) -> None:
-        self._leases = leases
+    def __init__(self, acquired: Acquisitions, scope: asyncio.Timeout) -> None:
+        self._acquired = acquired
         self._scope = scope
         self._over = False
-        self._changed = self._begin()
-
-    def watch(self, lease: Lease) -> None:
-        """Watch one more lease."""
-        self._leases._watch(lease, self._changed)
+        self.changed: asyncio.Future[None] = self._begin()
 
     def end(self) -> None:
         """Look no longer."""
         self._over = True
-        self._changed.remove_done_callback(self._on_change)
-        self._changed.cancel()
+        self.changed.remove_done_callback(self._on_change)
+        self.changed.cancel()
 
     def _begin(self) -> asyncio.Future[None]:
-        changed = self._leases._new_watcher()
+        changed = self._acquired.new_watcher()
         changed.add_done_callback(self._on_change)
-        for lease in self._leases.values():
-            self._leases._watch(lease, changed)
         return changed
 
     def _on_change(self, _: object) -> None:
         if self._over:
             return  # the taking has ended in the same turn of the loop
-        if self._leases._look() is None:
-            self._changed = self._begin()  # another acquisition of such a name has ended
+        if self._acquired.look() is None:
+            self.changed = self._begin()  # another acquisition of such a name has ended
         elif self._scope.when() is None:
-            self._scope.reschedule(self._leases._session.loop.time())
+            self._scope.reschedule(self._acquired.session.loop.time())
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:
     return min((time for time in (one, other) if time is not None), default=None)
+
+
+class Acquisitions(Body):
+    """What a ``MultiLease`` shows. Losing one loses all.
+
+    Mutable state: ``all`` (grows while acquiring), ``over`` (released), ``_watchers``.
+    """
+
+    __slots__ = ("_watchers", "all", "over", "session", "tasks")
+
+    session: Session
+    tasks: tuple[asyncio.Task[Any], ...]
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.tasks = ()
+        self.all: list[Acquisition] = []
+        self.over: bool = False
+        self._watchers: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "lost" if self.lost else "released"
+        return f"<MultiLease {', '.join(repr(one.request.name) for one in self.all)} {state}>"
+
+    @property
+    def acquisitions(self) -> Sequence[Block]:
+        """What a body of it relies on."""
+        return self.all
+
+    @property
+    def held(self) -> bool:
+        """Whether all are held."""
+        return not self.over and all(one.held for one in self.all)
+
+    @property
+    def lost(self) -> LockLost | None:
+        """Why the first of them was lost; None while all are held and after a release."""
+        return next((lost for one in self.all if (lost := one.lost)), None)
+
+    def ensure_held(self) -> None:
+        """Return if all are held, else raise why not."""
+        if not self.held:
+            raise self.not_held() if self.lost is None else self.error()
+
+    def error(self) -> LockLost | BackendError:
+        """Return what to raise when one is lost."""
+        # The clock may have told a loss that is not marked yet.
+        error = next(one.why_not_held() for one in self.all if one.lost)
+        assert not isinstance(error, NotHeld)
+        return error
+
+    def not_held(self) -> NotHeld:
+        """Return what a second release raises."""
+        names = [one.request.name for one in self.all]
+        return NotHeld(
+            f"the leases on {', '.join(map(repr, names))} were released before: a lease is released once",
+            name=names[0],
+        )
+
+    def look(self) -> LockLost | None:
+        """Return why the first of them was lost, and let it stay lost."""
+        for one in self.all:
+            lost = self.session.register.loss_of(one.request, one.serial)
+            if lost is not None:
+                return lost
+        return None
+
+    def new_watcher(self) -> asyncio.Future[None]:
+        """Return what is resolved when there is something to see of any of them."""
+        watcher: asyncio.Future[None] = self.session.loop.create_future()
+        self._watchers = [known for known in self._watchers if not known.done()]
+        self._watchers.append(watcher)
+        for one in self.all:
+            one.request.add_watcher(watcher)
+        return watcher
+
+    async def release(self) -> None:
+        """Release all, in reverse; see ``MultiLease.release``."""
+        self.session.check_here()
+        if self.over:
+            raise self.not_held()
+        lost = self.error() if self.lost is not None else None
+        self._end()
+        held = [one for one in reversed(self.all) if not one.is_over]
+        ends = await _together(held, Acquisition.release)
+        errors = [error for _, error in ends if error is not None]
+        # A cancellation comes out before everything else.
+        errors.sort(key=lambda error: isinstance(error, Exception))
+        if errors and not isinstance(errors[0], LockLost):
+            raise errors[0]
+        if lost is not None:
+            raise lost
+        if errors:
+            raise errors[0]
+
+    async def leave(self, *, wait: bool) -> LockLost | BackendError | None:
+        """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
+        loss = self.error() if self.lost is not None else None
+        self._end()
+        if not wait:
+            for one in reversed(self.all):
+                found = await one.leave(wait=False)
+                loss = loss or found
+            return loss
+        ends = await _together(self.all[::-1], lambda one: one.leave(wait=True))
+        for _, error in ends:
+            if error is not None:
+                raise error
+        for found, _ in ends:
+            loss = loss or found
+        return loss
+
+    def worth_another_try(self) -> bool:
+        """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
+        is raised inside a block on it, and else counts no more.)"""
+        return all(
+            one.request.terms.auto_extend and one.request.reason != "max_hold"
+            for one in self.all
+            if one.request.reason is not None and not one.request.handles
+        )
+
+    def _end(self) -> None:
+        self.over = True
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+        self._watchers.clear()
 
 
 class MultiLeaseView(Mapping[str, _L]):
@@ -233,14 +356,11 @@ class MultiLeaseView(Mapping[str, _L]):
 
     __slots__ = ()
 
+    _acquired: Acquisitions
     _leases: dict[str, _L]
 
-    def _is_over(self) -> bool:
-        raise NotImplementedError
-
     def __repr__(self) -> str:
-        state = "held" if self.held else "lost" if self.lost else "released"
-        return f"<MultiLease {', '.join(map(repr, self._leases))} {state}>"
+        return repr(self._acquired)
 
     # -- a mapping; two are equal only when they are the same object -------------------------------
 
@@ -269,12 +389,12 @@ class MultiLeaseView(Mapping[str, _L]):
     @property
     def held(self) -> bool:
         """True only while the server certainly honours every one of the leases."""
-        return not self._is_over() and all(lease.held for lease in self._leases.values())
+        return self._acquired.held
 
     @property
     def lost(self) -> LockLost | None:
         """Why the first of them was lost; None while all are held and after a release."""
-        return next((lost for lease in self._leases.values() if (lost := lease.lost)), None)
+        return self._acquired.lost
 
     def remaining(self) -> float:
         """Return the seconds until the first of them is lost if not extended; 0.0 once over.
@@ -292,31 +412,15 @@ class MultiLeaseView(Mapping[str, _L]):
         leases.ensure_held()
         ```
         """
-        if not self.held:
-            raise self._not_held() if self.lost is None else self._error()
-
-    def _error(self) -> LockLost | BackendError:
-        # The clock may have told a loss that is not marked yet.
-        error = next(lease._why_not_held() for lease in self._leases.values() if lease.lost)
-        assert not isinstance(error, NotHeld)
-        return error
-
-    def _not_held(self) -> NotHeld:
-        names = list(self._leases)
-        return NotHeld(
-            f"the leases on {', '.join(map(repr, names))} were released before: a lease is released once",
-            name=names[0],
-        )
+        self._acquired.ensure_held()
 
 
-class MultiLease(MultiLeaseView[Lease], Body):
+class MultiLease(MultiLeaseView[Lease], AsyncBlock["Acquisitions"]):
     """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
 
     As an async context manager it arms ``on_lost`` in the entering task, for all together, and releases
     in reverse on the way out. Without, nobody is cancelled. Losing one loses all: ``held`` is false from
     then on; the other names stay closed until this is released, so that nobody enters a half-done job.
-
-    Mutable state: ``_leases`` (grows while acquiring), ``_over`` (released), ``_watchers``.
 
     ```python
     async with client.multilock("account:1", "account:2") as leases:
@@ -326,17 +430,11 @@ class MultiLease(MultiLeaseView[Lease], Body):
     ```
     """
 
-    __slots__ = ("__weakref__", "_leases", "_over", "_watchers")
+    __slots__ = ("__weakref__", "_acquired", "_leases")
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._tasks = []
-        self._leases: dict[str, Lease] = {}
-        self._over = False
-        self._watchers: list[asyncio.Future[None]] = []
-
-    def _is_over(self) -> bool:
-        return self._over
+    def __init__(self, acquired: Acquisitions) -> None:
+        self._acquired = acquired
+        self._leases: dict[str, Lease] = {one.request.name: Lease(one) for one in acquired.all}
 
     async def wait_lost(self) -> LockLost:
         """Wait until one is lost and return why. Raises NotHeld when all are released instead.
@@ -347,13 +445,12 @@ class MultiLease(MultiLeaseView[Lease], Body):
             print("lost", lost.name, lost.reason)
         ```
         """
-        self._session.check_loop()
-        while (lost := self._look()) is None:
-            if self._over or not any(lease.held for lease in self._leases.values()):
-                raise self._not_held()
-            watcher = self._new_watcher()
-            for lease in self._leases.values():
-                self._watch(lease, watcher)
+        acquired = self._acquired
+        acquired.session.check_loop()
+        while (lost := acquired.look()) is None:
+            if acquired.over or not any(one.held for one in acquired.all):
+                raise acquired.not_held()
+            watcher = acquired.new_watcher()
             try:
                 await watcher
             finally:
@@ -371,107 +468,29 @@ class MultiLease(MultiLeaseView[Lease], Body):
         :raises NotHeld: when this was released before.
         :raises LockLost: when one was lost before, or not answered until its local deadline.
         """
-        self._session.check_here()
-        if self._over:
-            raise self._not_held()
-        lost = self._error() if self.lost is not None else None
-        self._end()
-        held = [lease for lease in reversed(self._leases.values()) if not lease._is_over()]
-        ends = await _together(held, Lease.release)
-        errors = [error for _, error in ends if error is not None]
-        # A cancellation comes out before everything else.
-        errors.sort(key=lambda error: isinstance(error, Exception))
-        if errors and not isinstance(errors[0], LockLost):
-            raise errors[0]
-        if lost is not None:
-            raise lost
-        if errors:
-            raise errors[0]
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    @property
-    def _acquisitions(self) -> list[Block]:  # type: ignore[override]
-        return [(lease._request, lease._serial) for lease in self._leases.values()]
-
-    @property
-    def _requests(self) -> list[Request]:
-        return [lease._request for lease in self._leases.values()]
-
-    def _look(self) -> LockLost | None:
-        """Return why the first of them was lost, and let it stay lost."""
-        session = self._session
-        for request, serial in self._acquisitions:
-            lost = session.register.loss_of(request, serial)
-            if lost is not None:
-                return lost
-        return None
-
-    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
-        """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
-        loss = self._error() if self.lost is not None else None
-        self._end()
-        leases = list(reversed(self._leases.values()))
-        if not wait:
-            for lease in leases:
-                found = await lease._leave(wait=False)
-                loss = loss or found
-            return loss
-        ends = await _together(leases, lambda lease: lease._leave(wait=True))
-        for _, error in ends:
-            if error is not None:
-                raise error
-        for found, _ in ends:
-            loss = loss or found
-        return loss
-
-    def _end(self) -> None:
-        self._over = True
-        for watcher in self._watchers:
-            if not watcher.done():
-                watcher.set_result(None)
-        self._watchers.clear()
-
-    def _new_watcher(self) -> asyncio.Future[None]:
-        watcher: asyncio.Future[None] = self._session.loop.create_future()
-        self._watchers = [known for known in self._watchers if not known.done()]
-        self._watchers.append(watcher)
-        return watcher
-
-    @staticmethod
-    def _watch(lease: Lease, watcher: asyncio.Future[None]) -> None:
-        lease._request.add_watcher(watcher)
-
-    def _worth_another_try(self) -> bool:
-        """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
-        is raised inside a block on it, and else counts no more.)"""
-        return all(
-            request.terms.auto_extend and request.reason != "max_hold"
-            for request in self._requests
-            if request.reason is not None and not request.handles
-        )
+        await self._acquired.release()
 
 
 async def _together(
-    leases: Sequence[Lease], call: Callable[[Lease], Awaitable[_T]]
+    acquired: Sequence[Acquisition], call: Callable[[Acquisition], Awaitable[_T]]
 ) -> list[tuple[_T | None, BaseException | None]]:
-    """Call for all leases at once; return what each call returned or raised.
+    """Call for all at once; return what each call returned or raised.
 
     The messages go out in this order, in one round trip. A cancellation ends the wait, and leaves none out.
     """
 
-    async def attempt(lease: Lease) -> tuple[_T | None, BaseException | None]:
+    async def attempt(one: Acquisition) -> tuple[_T | None, BaseException | None]:
         try:
-            return await call(lease), None
+            return await call(one), None
         except BaseException as error:
             return None, error
 
-    if len(leases) < 2:
-        return [await attempt(lease) for lease in leases]
+    if len(acquired) < 2:
+        return [await attempt(one) for one in acquired]
     tasks: list[asyncio.Task[tuple[_T | None, BaseException | None]]] = []
     try:
-        for lease in leases:
-            tasks.append(asyncio.create_task(attempt(lease)))
+        for one in acquired:
+            tasks.append(asyncio.create_task(attempt(one)))
             if len(tasks) % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # the event loop's other work
         await asyncio.wait(tasks)
@@ -482,8 +501,8 @@ async def _together(
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(tasks)
         finally:
-            for lease in leases:
-                if not lease._is_over():  # its call had not begun
-                    await lease._leave(wait=False)
+            for one in acquired:
+                if not one.is_over:  # its call had not begun
+                    await one.leave(wait=False)
         raise  # this one: anyio knows its own by the message
     return [task.result() for task in tasks]

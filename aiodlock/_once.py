@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ._acquisition import Acquisition
 from ._body import Blocks, current_task
 from ._core import Core
+from ._description import Description
 from ._errors import LockLost
 from ._lease import Lease
-from ._lock import Acquirable
-from ._model import End, Kind
+from ._model import End
+from ._options import LockOptions
 from ._request import AlreadyDone, Request
-
-if TYPE_CHECKING:
-    from ._options import LockOptions
-    from ._session import Session
+from ._session import Session
 
 _logger = logging.getLogger("aiodlock")
 
 #: The longest result, in bytes of UTF-8 where it is a str.
 LONGEST_RESULT = 64 * 1024
+
+
+class Outcome:
+    """What the body that is first says of itself, or what is on record of it.
+
+    Mutable state: ``result``, ``fingerprint``; ``_unfit``, the error of a result of a wrong type.
+    """
+
+    __slots__ = ("_unfit", "fingerprint", "result")
+
+    def __init__(self, result: str | bytes | None = None, fingerprint: str | None = None) -> None:
+        self.result: str | bytes | None = result
+        self.fingerprint: str | None = fingerprint
+        self._unfit: TypeError | None = None
+
+    def assign(self, value: object) -> None:
+        """Take a result, or raise TypeError, and know that again."""
+        try:
+            self.result = check_result(value)
+        except TypeError as unfit:
+            self._unfit = unfit
+            raise
+
+    def record_at(
+        self, name: str, exc_type: type[BaseException] | None, exc: BaseException | None
+    ) -> bytes | None:
+        """Return what leaving the body with this exception puts on record; None: nothing."""
+        unfit, self._unfit = self._unfit, None
+        if exc_type is not None and (unfit is None or exc is not unfit):
+            return None
+        try:
+            return encode_record(self.result, self.fingerprint)
+        except ValueError as too_long:
+            _logger.warning(
+                "the success of %r is on record without its result: %s",
+                name,
+                too_long,
+                extra={"event": "result_not_kept", "lock": name},
+            )
+            return encode_record(None, self.fingerprint)
 
 
 class OnceRun:
@@ -41,25 +79,15 @@ class OnceRun:
 
     ``lease.token`` of the first is the fencing token for what its body writes:
     ``database.write(fence=once.lease.token)``.
-
-    Mutable state: ``_result``, ``_fingerprint``; ``_unfit``, the error of a result of a wrong type.
     """
 
-    __slots__ = ("_fingerprint", "_result", "_session", "_unfit", "lease")
+    __slots__ = ("_outcome", "lease")
 
     lease: Lease | None
-    _session: Session
 
-    def __init__(
-        self,
-        lease: Lease | None,
-        result: str | bytes | None = None,
-        fingerprint: str | None = None,
-    ) -> None:
+    def __init__(self, lease: Lease | None, outcome: Outcome) -> None:
         self.lease = lease
-        self._result = result
-        self._fingerprint = fingerprint
-        self._unfit: TypeError | None = None
+        self._outcome = outcome
 
     def __repr__(self) -> str:
         return f"<OnceRun first={self.first}>"
@@ -80,16 +108,12 @@ class OnceRun:
         :raises RuntimeError: on assignment, when a success is on record already.
         :raises TypeError: on assignment of anything but a str, bytes or None.
         """
-        return self._result
+        return self._outcome.result
 
     @result.setter
     def result(self, value: str | bytes | None) -> None:
         self._check_first()
-        try:
-            self._result = check_result(value)
-        except TypeError as unfit:
-            self._unfit = unfit
-            raise
+        self._outcome.assign(value)
 
     @property
     def fingerprint(self) -> str | None:
@@ -101,7 +125,7 @@ class OnceRun:
         :raises TypeError: on assignment of anything but a str.
         :raises ValueError: on assignment of more than 255 bytes of UTF-8.
         """
-        return self._fingerprint
+        return self._outcome.fingerprint
 
     @fingerprint.setter
     def fingerprint(self, value: str) -> None:
@@ -110,7 +134,7 @@ class OnceRun:
             raise TypeError(f"fingerprint must be a str, not {value!r:.100}")
         if len(value.encode()) > 255:
             raise ValueError(f"fingerprint must be at most 255 bytes of UTF-8, not {value!r:.100}")
-        self._fingerprint = value
+        self._outcome.fingerprint = value
 
     def _check_first(self) -> None:
         if self.lease is None:
@@ -118,28 +142,9 @@ class OnceRun:
                 "a success is on record already: only the body that is first has a result"
             )
 
-    def _record_at(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None
-    ) -> bytes | None:
-        """Return what leaving the body with this exception puts on record; None: nothing."""
-        unfit, self._unfit = self._unfit, None
-        if exc_type is not None and (unfit is None or exc is not unfit):
-            return None
-        try:
-            return encode_record(self._result, self._fingerprint)
-        except ValueError as too_long:
-            name = None if self.lease is None else self.lease.name
-            _logger.warning(
-                "the success of %r is on record without its result: %s",
-                name,
-                too_long,
-                extra={"event": "result_not_kept", "lock": name},
-            )
-            return encode_record(None, self._fingerprint)
 
-
-class OnceLease(Lease):
-    """The lease of the body that is first. Mutable state: ``record``, what leaving puts on record."""
+class OnceAcquisition(Acquisition):
+    """That of the body that is first. Mutable state: ``record``, what leaving puts on record."""
 
     __slots__ = ("record",)
 
@@ -147,37 +152,40 @@ class OnceLease(Lease):
         super().__init__(session, request)
         self.record: tuple[bytes, float] | None = None
 
-    async def _leave(self, *, wait: bool) -> Any:
+    async def leave(self, *, wait: bool) -> Any:
+        """End it; with a record, that is written. Raises NotHeld after a release by hand."""
         if self.record is None:
-            return await super()._leave(wait=wait)
-        request, session = self._request, self._session
+            return await super().leave(wait=wait)
+        request, session = self.request, self.session
         session.register.lose_if_overdue(request)
-        if self._serial not in request.handles and request.reason is None:
-            raise self._not_held()
+        if self.is_over and request.reason is None:
+            raise self.not_held()
         if request.reason is not None:
-            return await super()._leave(wait=wait)
-        request.end_handle(self._serial)
+            return await super().leave(wait=wait)
+        request.end_handle(self.serial)
         try:
             left = await session.departure.until_deadline(
-                request, self._serial, End(record=self.record)
+                request, self.serial, End(record=self.record)
             )
         except LockLost as lost:
             raise LockLost(
                 f"outcome unknown: {lost}; whether the success is on record shows when it is entered again",
-                name=self.name,
+                name=request.name,
                 reason=lost.reason,
             ) from lost
         if left.what != "recorded":
-            return session.register.lost_on_leaving(request, left.reason, self._serial)
+            return session.register.lost_on_leaving(request, left.reason, self.serial)
         session.telling.released(request, request.granted_at)
         return None
 
 
-class OnceLock(Acquirable):
-    """The exclusive lock that a ``Once`` is made of: kind ``once``, with keys of its own."""
+@dataclass(slots=True)
+class _Run:
+    """An open block. ``acquired``: None if a success was on record."""
 
-    _kind: Kind = "once"
-    _lease_type: type[Lease] = OnceLease
+    session: Session
+    acquired: Acquisition | None
+    outcome: Outcome
 
 
 class Once:
@@ -192,25 +200,28 @@ class Once:
     """
 
     def __init__(self, core: Core, name: str, options: LockOptions, keep: float) -> None:
-        self._lock = OnceLock(core, name, "exclusive", options)
+        self._described = Description(
+            core, name, "exclusive", options, kind="once", kept_as=OnceAcquisition
+        )
         self._keep = keep
         #: The open blocks of all tasks, also those that are not the first.
-        self._entered: Blocks[OnceRun] = Blocks()
+        self._entered: Blocks[_Run] = Blocks()
 
     def __repr__(self) -> str:
-        return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._core!r}>"
+        return f"<Once {self.name!r} keep={self._keep:g} on {self._described.core!r}>"
 
     @property
     def name(self) -> str:
         """The name, as given. A lock of the same name is another thing."""
-        return self._lock.name
+        return self._described.name
 
     async def __aenter__(self) -> OnceRun:
         run = await self._start()
-        task = current_task() if run.lease is None else run.lease._arm()
+        acquired = run.acquired
+        task = current_task() if acquired is None else acquired.arm()
         assert task is not None
-        self._entered.enter(task, run, sys._getframe(1))
-        return run
+        self._entered.enter(task, run)
+        return OnceRun(None if acquired is None else Lease(acquired), run.outcome)
 
     async def __aexit__(
         self,
@@ -218,36 +229,22 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        meant = self._entered.take(self, exc, sys._getframe(1))
-        if meant is not None and meant[1].lease is not None:
+        meant = self._entered.take(self, exc)
+        if meant is not None and (acquired := meant[1].acquired) is not None:
             task, run = meant
-            await self._finish(run, task, exc_type, exc)
+            assert isinstance(acquired, OnceAcquisition)
+            record = run.outcome.record_at(self.name, exc_type, exc)
+            if record is not None:  # without an exception, that is a success
+                acquired.record = record, self._keep
+            await acquired.end_block(task, exc_type, exc)
 
-    async def _start(self) -> OnceRun:
-        session = await self._lock._core.ready(self.name, self._lock._options.timeout)
+    async def _start(self) -> _Run:
+        timeout = self._described.options.timeout
+        session = await self._described.core.ready(self.name, timeout)
         try:
-            lease = await self._lock._acquire(self._lock._options.timeout)
+            return _Run(session, await self._described.acquire(timeout), Outcome())
         except AlreadyDone as done:
-            run = OnceRun(None, *decode_record(done.result))
-        else:
-            run = OnceRun(lease)
-        run._session = session
-        return run
-
-    async def _finish(
-        self,
-        run: OnceRun,
-        task: asyncio.Task[Any],
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-    ) -> None:
-        """Leave the body that was first; without an exception, that is a success."""
-        lease = run.lease
-        assert isinstance(lease, OnceLease)
-        record = run._record_at(exc_type, exc)
-        if record is not None:
-            lease.record = (record, self._keep)
-        await lease._end_block(task, exc_type, exc)
+            return _Run(session, None, Outcome(*decode_record(done.result)))
 
 
 def encode_record(result: str | bytes | None, fingerprint: str | None = None) -> bytes:

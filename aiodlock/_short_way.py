@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from types import FrameType
 from typing import Final, Literal
 
 from . import _process
+from ._acquisition import Acquisition
 from ._body import Blocks
 from ._clock import now
-from ._lease import Lease
 from ._model import Terms
 from ._options import LockOptions
 from ._request import HELD
@@ -33,14 +32,20 @@ class Later(Enum):
 NEXT_TURN: Final = Later.NEXT_TURN
 
 
+def is_open(terms: Terms, options: LockOptions) -> bool:
+    """Whether blocks of such a lock may begin and end by this."""
+    return (
+        terms.linger > 0.0
+        and terms.kind == "lock"
+        and terms.mode == "exclusive"
+        and options.owner is None
+        and terms.max_hold is None
+    )
+
+
 def begin(
-    session: Session,
-    terms: Terms,
-    options: LockOptions,
-    entered: Blocks[Lease],
-    kind: type[Lease],
-    frame: FrameType,
-) -> Lease | Literal[Later.NEXT_TURN] | None:
+    session: Session, terms: Terms, options: LockOptions
+) -> Acquisition | Literal[Later.NEXT_TURN] | None:
     """Begin a block of the lock that was the last to have what is kept, or of one that is described like
     it; None: go the long way."""
     lingering, loop = session.lingering, session.loop
@@ -72,30 +77,29 @@ def begin(
         session.register.drop_hold(request)
         request.hold_again(terms, options, task, moment)
         session.register.add_hold(request)
-    lease = kind(session, request)
-    lease._tasks.append(task)
+    acquired = Acquisition(session, request)
+    acquired.tasks = (task,)
     if session.telling.hooks:
         try:
             session.telling.handed_out(request)
         except BaseException:
-            session.departure.give_up(request, lease._serial)
+            session.departure.give_up(request, acquired.serial)
             raise
-    session.bodies.enter_first(task, request)
-    entered.enter(task, lease, frame)
-    return lease
+    session.bodies.enter_first(task, acquired)
+    return acquired
 
 
-def end(session: Session, entered: Blocks[Lease]) -> bool:
+def end(session: Session, entered: Blocks[Acquisition]) -> bool:
     """End the last block of a lock and keep its lease, if nothing has happened to either; else do nothing,
     and return False: go the long way."""
     if not entered.open:
         return False
-    task, lease, _ = entered.open[-1]
-    request = lease._request
+    task, acquired, _ = entered.open[-1]
+    request = acquired.request
     if (
         request.state is not HELD
         or not request.may_linger
-        or lease._session is not session  # the client was left and entered again
+        or acquired.session is not session  # the client was left and entered again
         or _process.pid != session.pid
         or asyncio._get_running_loop() is not session.loop
         or task_of(session.loop) is not task
@@ -104,8 +108,8 @@ def end(session: Session, entered: Blocks[Lease]) -> bool:
     terms, place, moment = request.terms, request.place, now()
     if (
         moment >= place.deadline - terms.margin
-        or request.handles != (lease._serial,)
-        or len(lease._tasks) != 1
+        or request.handles != (acquired.serial,)
+        or acquired.tasks != (task,)
         or request.ttl != terms.ttl
         or terms.name in session.lingering.kept
         or session.closing
@@ -114,7 +118,7 @@ def end(session: Session, entered: Blocks[Lease]) -> bool:
     ):
         return False
     entered.open.pop()
-    lease._tasks.clear()
+    acquired.tasks = ()
     request.handles = ()
     session.lingering.keep_until(request, moment + terms.linger)
     if request.told is not None:

@@ -110,7 +110,7 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
         raise ValueError(f"reason must be one of {get_args(LossReason)}, not {reason!r}")
     if not lease.held:
         raise ValueError(f"{lease!r} is not held: there is nothing to lose")
-    request, session = lease._request, lease._session
+    request, session = lease._acquired.request, lease._acquired.session
     session.register.lose(request, reason)
     gone: asyncio.Future[None] = session.loop.create_future()
 

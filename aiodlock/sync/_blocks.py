@@ -18,7 +18,7 @@ from .._body import refuse
 from .._clock import now
 
 if TYPE_CHECKING:
-    from .. import _lease as core
+    from .._acquisition import Acquisition
     from ._lease import Lease
     from ._running import Running
 
@@ -75,7 +75,7 @@ class Here:
 
     def __init__(self) -> None:
         self.blocks: list[Lease] = []
-        self.bare: dict[core.Lease, Bare] = {}
+        self.bare: dict[Acquisition, Bare] = {}
         self._holds: list[weakref.ref[Lease]] = []
         self.ident = threading.get_ident()
         self.is_of_pool = is_of_pool()
@@ -125,28 +125,30 @@ class Here:
                     self.bare.pop(known, None)
         self._number(twin)
         self.acquired(twin)
-        self.bare[lease._core] = Bare(twin, weakref.ref(lease), now())
+        self.bare[lease._acquired] = Bare(twin, weakref.ref(lease), now())
 
     def acquired(self, lease: Lease) -> None:
         """Remember the lease for ``Lock.release``."""
         holds = self._holds
         if len(holds) >= _MANY:
             holds[:] = [
-                ref for ref in holds if (known := ref()) is not None and not known._is_over()
+                ref for ref in holds if (known := ref()) is not None and not known._acquired.is_over
             ]
         holds.append(weakref.ref(lease))
 
     def released(self, lease: Lease) -> None:
         """Forget it, if it is the latest; else that is done later."""
         holds = self._holds
-        while holds and ((known := holds[-1]()) is None or known is lease or known._is_over()):
+        while holds and (
+            (known := holds[-1]()) is None or known is lease or known._acquired.is_over
+        ):
             holds.pop()
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Let ``Lock.release`` know nothing of these any more."""
         self._holds[:] = [ref for ref in self._holds if ref() not in leases]
         for lease in leases:
-            self.bare.pop(lease._core, None)
+            self.bare.pop(lease._acquired, None)
 
     def holds(
         self, running: Running, kind: str, name: str, mode: str, owner: str | None
@@ -155,7 +157,7 @@ class Here:
         found: list[Lease] = []
         for ref in reversed(self._holds):
             lease = ref()
-            if lease is None or lease._running is not running or lease._is_over():
+            if lease is None or lease._running is not running or lease._acquired.is_over:
                 continue
             request = lease._request
             terms = request.terms
@@ -170,23 +172,27 @@ class Here:
         """Return what this thread holds of these names, and what its open blocks hold of all."""
         if not self.blocks and not self.bare:
             return _OWNS_NOTHING
-        named: dict[str, list[core.Lease]] = {}
-        inside: list[core.Lease] = []
+        named: dict[str, list[Acquisition]] = {}
+        inside: list[Acquisition] = []
         known = _inside.get()
         job = self._present_job()
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
-            if lease._running is not running or lease._number not in known or lease._is_over():
+            if (
+                lease._running is not running
+                or lease._number not in known
+                or lease._acquired.is_over
+            ):
                 continue
             if lease._job != job:
                 continue
-            inside.append(lease._core)
+            inside.append(lease._acquired)
             request = lease._request
             if request.name in names and request.terms.kind != "semaphore":
-                named.setdefault(request.name, []).append(lease._core)
+                named.setdefault(request.name, []).append(lease._acquired)
         for bare in tuple(self.bare.values()):
             if bare.lease._running is running and bare.lease.name in names and bare.lets_in():
                 if bare.lease._number in known and bare.lease._job == job:
-                    named.setdefault(bare.lease.name, []).append(bare.lease._core)
+                    named.setdefault(bare.lease.name, []).append(bare.lease._acquired)
                 else:
                     bare.tell_of_job()
         return OwnRequests(named, tuple(inside))

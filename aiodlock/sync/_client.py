@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
+from .. import _lock as core_lock
 from .. import _process
 from .._errors import ClientClosed
 from .._hooks import Hooks
@@ -207,10 +208,11 @@ class Client:
     @like(core.Client.once)
     def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessOptions]) -> Once:
         on_lost, others = _split(options)
-        lock = Acquirable(
-            self, lambda client: client.once(name, keep=keep, **others)._lock, on_lost
-        )
-        return Once(lock, keep)
+
+        def make(client: core.Client) -> core_lock.Acquirable:
+            return core_lock.Acquirable(client.once(name, keep=keep, **others)._described)
+
+        return Once(Acquirable(self, make, on_lost), keep)
 
     @like(core.Client.once_per)
     def once_per(

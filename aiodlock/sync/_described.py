@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from .. import _lease as core_lease
 from .. import _multilock as core_multilock
 from .._acquire import OwnRequests
+from .._acquisition import Acquisition
 from .._errors import LockLost
 from .._patience import LEAST, soon
 from ._blocks import Enterable, here
@@ -16,9 +16,9 @@ from ._lease import (
     Body,
     Lease,
     MultiLease,
+    acquisitions_of,
     arm,
     call_when_lost,
-    leases_of,
     leave,
     wait_for_thread,
 )
@@ -108,15 +108,15 @@ class Described(Enterable[_L], Generic[_C, _L]):
         running = self._client._use(self._names[0])
         twin, own, body = self._twin(running), self._own(running), Body()
 
-        async def acquire() -> core_lease.Lease | core_multilock.MultiLease:
+        async def acquire() -> Acquisition | core_multilock.Acquisitions:
             left = timeout if running.is_open else await running.open_within(timeout)
-            acquired: core_lease.Lease | core_multilock.MultiLease = await twin._acquire(left, own)
-            leases = leases_of(acquired)
-            for lease in leases:
-                wait_for_thread(lease)
+            acquired: Acquisition | core_multilock.Acquisitions = await twin._acquire(left, own)
+            parts = acquisitions_of(acquired)
+            for one in parts:
+                wait_for_thread(one)
             if block:
-                await arm([lease._request for lease in leases], body)
-            self._watch(running.portal, leases)
+                await arm([one.request for one in parts], body)
+            self._watch(running.portal, parts)
             return acquired
 
         acquired = running.portal.call(
@@ -130,8 +130,8 @@ class Described(Enterable[_L], Generic[_C, _L]):
         """What this thread holds, and so gets again at once."""
         return here().own(running, *self._names)
 
-    def _watch(self, portal: Portal, leases: Sequence[core_lease.Lease]) -> None:
+    def _watch(self, portal: Portal, parts: Sequence[Acquisition]) -> None:
         """Have the function called when one is lost. In the loop's thread."""
         if self._on_lost is not None:
-            for lease in leases:
-                call_when_lost(portal, lease, self._on_lost)
+            for one in parts:
+                call_when_lost(portal, one, self._on_lost)

@@ -83,7 +83,7 @@ class Candidacy(Described[core.Candidacy, Lease]):
 
     @property
     def _default_timeout(self) -> float | None:
-        return self._core._election._timeout
+        return self._core._described.options.timeout
 
     def _own(self, running: Running) -> OwnRequests:
         return here().own(running)  # each candidacy is an owner of its own

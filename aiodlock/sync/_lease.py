@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 from .. import _lease as core
 from .. import _multilock as core_multilock
 from .. import _process
+from .._acquisition import Acquisition
 from .._body import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._request import Request, State
@@ -39,6 +40,10 @@ class Held:
     _running: Running
     _body: Body
     _core: core.Lease | core_multilock.MultiLease
+
+    @property
+    def _acquired(self) -> Acquisition | core_multilock.Acquisitions:
+        raise NotImplementedError
 
     def ensure_held(self) -> None:
         raise NotImplementedError
@@ -115,7 +120,7 @@ class Held:
             self._running.portal.call(self._core.release, within=self._core.remaining())
         finally:
             for lease in self._parts():
-                if lease._is_over():
+                if lease._acquired.is_over:
                     lease._let_go()
         for lease in self._parts():
             here().released(lease)
@@ -134,7 +139,7 @@ class Held:
             self._running.portal.start_soon(self._leave)
 
     def _leave(self) -> Coroutine[Any, Any, LockLost | BackendError | None]:
-        return leave(self._core, self._body)
+        return leave(self._acquired, self._body)
 
     def _ask(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         self._check_here()
@@ -173,21 +178,18 @@ class Lease(core.LeaseView, Held):
     """
 
     __slots__ = (
-        *("_client", "_core", "_ended", "_here", "_job", "_number", "_owner"),
-        *("_request", "_serial", "_session"),
+        *("_acquired", "_client", "_core", "_ended", "_here", "_job", "_number", "_owner"),
     )
 
     _core: core.Lease
 
     def __init__(
-        self, client: Client | None, running: Running, lease: core.Lease, body: Body
+        self, client: Client | None, running: Running, acquired: Acquisition, body: Body
     ) -> None:
         self._client = client  # a client that is collected is closed
         self._running = running
-        self._core = lease
-        self._request = lease._request
-        self._serial = lease._serial
-        self._session = lease._session
+        self._acquired = acquired
+        self._core = core.Lease(acquired)
         self._here: weakref.ref[Here] | None = None
         self._owner: weakref.ref[Here] | None = None
         self._number = 0
@@ -212,7 +214,7 @@ class Lease(core.LeaseView, Held):
     @like(core.Lease.release)
     def release(self) -> None:
         if self._ended:
-            raise self._not_held()
+            raise self._ended_error()
         self._release()
 
     # -- inside ------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class Lease(core.LeaseView, Held):
         """Be this thread's until it is released: it was acquired without a block."""
         me = here()
         self._owner = me.ref
-        twin = Lease(None, self._running, self._core, self._body)
+        twin = Lease(None, self._running, self._acquired, self._body)
         twin._owner = me.ref
         me.keep(self, twin)
         self._running.watch()
@@ -230,12 +232,14 @@ class Lease(core.LeaseView, Held):
         """Be no thread's any more: it was released, or is in a block now."""
         owner = self._owner() if self._owner is not None else None
         if owner is not None:
-            owner.bare.pop(self._core, None)
+            owner.bare.pop(self._acquired, None)
 
     def _forget(self) -> None:
         """Release what an ended thread holds, in the background, with a warning."""
         if self._is_here():
-            drop = partial(self._session.forgotten.left_by_thread, self._request, self._serial)
+            acquired = self._acquired
+            forgotten = acquired.session.forgotten
+            drop = partial(forgotten.left_by_thread, acquired.request, acquired.serial)
             self._running.portal.call_later(0, drop)
 
     def _check_thread(self) -> None:
@@ -266,16 +270,17 @@ class Lease(core.LeaseView, Held):
             thread.blocks.remove(self)
 
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
-        return super()._why_not_held() if self._is_here() else self._not_here()
+        if not self._is_here():
+            return self._not_here()
+        error = super()._why_not_held()
+        return self._ended_error() if self._ended and isinstance(error, NotHeld) else error
 
-    def _not_held(self) -> NotHeld:
-        if self._ended:
-            return NotHeld(
-                f"the lease on {self.name!r} ended with the thread that acquired it: release in that "
-                "thread, or acquire in the one that goes on",
-                name=self.name,
-            )
-        return super()._not_held()
+    def _ended_error(self) -> NotHeld:
+        return NotHeld(
+            f"the lease on {self.name!r} ended with the thread that acquired it: release in that "
+            "thread, or acquire in the one that goes on",
+            name=self.name,
+        )
 
 
 class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
@@ -290,17 +295,24 @@ class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
     ```
     """
 
-    __slots__ = ("_core", "_leases")
+    __slots__ = ("_acquired", "_core", "_leases")
 
     _core: core_multilock.MultiLease
 
     def __init__(
-        self, client: Client, running: Running, leases: core_multilock.MultiLease, body: Body
+        self, client: Client, running: Running, acquired: core_multilock.Acquisitions, body: Body
     ) -> None:
         self._running = running
-        self._core = leases
+        self._acquired = acquired
+        self._core = core_multilock.MultiLease(acquired)
         self._body = body
-        self._leases = {name: Lease(client, running, lease, body) for name, lease in leases.items()}
+        self._leases = {one.request.name: Lease(client, running, one, body) for one in acquired.all}
+
+    def ensure_held(self) -> None:
+        """As of one lease."""
+        if not self._is_here():
+            raise self._not_here()
+        super().ensure_held()
 
     @like(core_multilock.MultiLease.wait_lost)
     def wait_lost(self) -> LockLost:
@@ -312,26 +324,21 @@ class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _is_over(self) -> bool:
-        return self._core._is_over()
-
     def _parts(self) -> Sequence[Lease]:
         return tuple(self._leases.values())
 
-    def _not_held(self) -> NotHeld:
-        return super()._not_held() if self._is_here() else self._not_here()
 
-
-def leases_of(acquired: core.Lease | core_multilock.MultiLease) -> Sequence[core.Lease]:
+def acquisitions_of(
+    acquired: Acquisition | core_multilock.Acquisitions,
+) -> Sequence[Acquisition]:
     """Return the one, or all of a multilock."""
-    return (acquired,) if isinstance(acquired, core.Lease) else tuple(acquired.values())
+    return (acquired,) if isinstance(acquired, Acquisition) else acquired.all
 
 
-def wait_for_thread(lease: core.Lease) -> None:
+def wait_for_thread(one: Acquisition) -> None:
     """Take no body for begun before its thread calls ``begin``. In the loop's thread."""
-    request = lease._request
-    if request.handles == (lease._serial,):  # else a re-entry, and the first body has begun
-        request.used = False
+    if one.request.handles == (one.serial,):  # else a re-entry, and the first body has begun
+        one.request.used = False
 
 
 def begin(entered: Held, requests: Sequence[Request]) -> None:
@@ -364,11 +371,11 @@ async def disarm(requests: Sequence[Request], body: Body) -> None:
 
 
 async def leave(
-    acquired: core.Lease | core_multilock.MultiLease, body: Body
+    acquired: Acquisition | core_multilock.Acquisitions, body: Body
 ) -> LockLost | BackendError | None:
     """End a block; return the loss. In the loop's thread."""
-    await disarm([lease._request for lease in leases_of(acquired)], body)
-    return await acquired._leave(wait=True)
+    await disarm([one.request for one in acquisitions_of(acquired)], body)
+    return await acquired.leave(wait=True)
 
 
 class Body(BodyScope):
@@ -384,14 +391,14 @@ class Body(BodyScope):
 
 
 def call_when_lost(
-    portal: Portal, lease: core.Lease, function: Callable[[LockLost], object]
+    portal: Portal, acquired: Acquisition, function: Callable[[LockLost], object]
 ) -> None:
     """Call the function in a thread of its own once the lease is lost. In the loop's thread.
 
     Once for each loss: that of a re-entry is the loss of the block around it. But each is watched, because
     any of them may be the last to be released.
     """
-    _look_for_loss(portal, lease._session, lease._request, lease._serial, function)
+    _look_for_loss(portal, acquired.session, acquired.request, acquired.serial, function)
 
 
 def _look_for_loss(
@@ -402,7 +409,7 @@ def _look_for_loss(
     function: Callable[[LockLost], object],
     _: asyncio.Future[None] | None = None,
 ) -> None:
-    # The lease itself is not kept for this: once nobody else has it, it is released.
+    # The acquisition itself is not kept for this: once nobody else has it, it is released.
     lost = session.register.loss_of(request, serial)
     if lost is not None:
         if function not in request.told_to:

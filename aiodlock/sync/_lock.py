@@ -71,13 +71,13 @@ class Acquirable(Described[core.Acquirable, Lease]):
     @like(core.Acquirable.release)
     def release(self) -> None:
         running, me = self._client._use(self.name), here()
-        request, options = self._core, self._core._options
-        described = (running, request._kind, self.name, request._mode, options.owner)
+        terms, owner = self._core._described.terms, self._core._described.options.owner
+        described = (running, terms.kind, self.name, terms.mode, owner)
         holds = me.holds(*described)
         if not holds:
             others = ", ".join(map(repr, holding_threads(*described)))
             raise NotHeld(
-                f"this thread holds no lease on {self.name!r} in {request._mode} mode"
+                f"this thread holds no lease on {self.name!r} in {terms.mode} mode"
                 + (f" (thread {others} does)" if others else "")
                 + ": release in the thread that acquired, or keep the lease that acquire() returns and "
                 "call its release(), which any thread may",
@@ -104,11 +104,11 @@ class Acquirable(Described[core.Acquirable, Lease]):
 
     @property
     def _names(self) -> Sequence[str]:
-        return (self._core._name,)
+        return (self._core.name,)
 
     @property
     def _default_timeout(self) -> float | None:
-        return self._core._options.timeout
+        return self._core._described.options.timeout
 
 
 class Lock(Acquirable):
@@ -129,7 +129,7 @@ class Lock(Acquirable):
     @property
     def mode(self) -> Mode:
         """``"exclusive"`` or ``"shared"``."""
-        return self._core._mode
+        return self._core._described.terms.mode
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} {self.mode} on {self._client!r}>"
@@ -167,7 +167,7 @@ class Semaphore(Acquirable):
     @property
     def limit(self) -> int:
         """How many may hold at a time."""
-        return self._core._limit
+        return self._core._described.terms.limit
 
     @like(core.Semaphore.locked)
     def locked(self) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
 from .. import _client as core_client
-from .. import _lease as core_lease
 from .. import _multilock as core
+from .._acquisition import Acquisition
 from .._errors import LockLost
 from .._options import check_timeout, refuse_keywords
 from ._described import Described, OnLost
@@ -85,11 +85,11 @@ class MultiLock(Described[core.MultiLock, MultiLease]):
     def _default_timeout(self) -> float | None:
         return self._core._timeout
 
-    def _watch(self, portal: Portal, leases: Sequence[core_lease.Lease]) -> None:
+    def _watch(self, portal: Portal, parts: Sequence[Acquisition]) -> None:
         of_all = [] if self._on_lost is None else [_first_of(self._on_lost)]
-        for lease in leases:
-            for function in (*self._on_lost_of.get(lease.name, ()), *of_all):
-                call_when_lost(portal, lease, function)
+        for one in parts:
+            for function in (*self._on_lost_of.get(one.request.name, ()), *of_all):
+                call_when_lost(portal, one, function)
 
 
 def _first_of(function: OnLost) -> OnLost:

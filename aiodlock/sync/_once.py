@@ -38,9 +38,9 @@ class OnceRun(core.OnceRun):
         lease = self.lease
         if lease is None:
             return
-        record = self._record_at(exc_type, exc)
-        if record is not None and isinstance(lease._core, core.OnceLease):
-            lease._core.record = (record, self._keep)
+        record = self._outcome.record_at(lease.name, exc_type, exc)
+        if record is not None and isinstance(lease._acquired, core.OnceAcquisition):
+            lease._acquired.record = (record, self._keep)
         lease.__exit__(exc_type, exc, traceback)
 
     def _leave_soon(self) -> None:
@@ -67,13 +67,13 @@ class Once(Enterable[OnceRun]):
     def _take(self) -> OnceRun:
         lock = self._lock
         lease: Lease | None = None
-        record: tuple[str | bytes | None, str | None] = (None, None)
+        outcome = core.Outcome()
         try:
             try:
                 lease = lock._take()
             except AlreadyDone as done:
-                record = core.decode_record(done.result)
-            run = OnceRun(lease, *record)  # type: ignore[arg-type]
+                outcome = core.Outcome(*core.decode_record(done.result))
+            run = OnceRun(lease, outcome)  # type: ignore[arg-type]
             run._keep = self._keep
         except BaseException:  # a signal handler raised
             if lease is not None:

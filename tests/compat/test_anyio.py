@@ -26,7 +26,7 @@ async def _until_blocked(one: Lock | Semaphore, number: int) -> None:
     """As `wait_all_tasks_blocked`, which knows nothing of a server."""
 
     async def are_waiting() -> bool:
-        info = await one._core.inspect(one._kind, one.name)
+        info = await one.inspect()
         return len(info.waiters) == number
 
     await until(are_waiting, f"{number} waiting")

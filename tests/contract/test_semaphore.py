@@ -99,5 +99,5 @@ async def test_places_that_a_lock_delay_closes_count_as_taken(client: Client) ->
 
 
 async def _nobody_holds(semaphore: Semaphore) -> bool:
-    info = await semaphore._core.inspect("semaphore", semaphore.name)
+    info = await semaphore.inspect()
     return not info.holders

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import aiodlock
+from aiodlock._description import Description
 from aiodlock._lock import Acquirable
 from aiodlock._request import HELD, KEPT, Request
 
@@ -96,7 +97,7 @@ class _Recalls:
         if one.task is other.task or base_of(first) != base_of(second):
             return
         for body, request in ((one, first), (other, second)):
-            held = request.state is HELD and body.lease._serial in request.handles
+            held = request.state is HELD and body.lease._acquired.serial in request.handles
             if not held or process.boot() >= request.ends_at:
                 return
         if first.terms.mode == second.terms.mode == "shared":
@@ -155,23 +156,23 @@ class _Locks:
             lock = last
         else:
             lock = self._lingering(client, lock)
-            if lock._options.linger:
+            if lock._described.options.linger:
                 self._last[client, lock.name] = lock
         return lock, self._lingering(client, weaker)
 
     def _lingering(self, client: SimClient, lock: Acquirable) -> Acquirable:
-        if not isinstance(lock, aiodlock.Lock) or not lock._options.auto_extend:
+        if not isinstance(lock, aiodlock.Lock) or not lock._described.options.auto_extend:
             return lock
         if self._chance.random() < 0.2:
             return lock
-        known = lock._options
+        known = lock._described.options
         shortest = min(known.ttl, known.max_hold or known.ttl)
         options = replace(
             known,
             linger=self._chance.choice((0.05, 0.5, 2.0)),
             margin=self._chance.choice((0.0, 0.0, 0.0, 0.7)) * shortest,
         )
-        return aiodlock.Lock(client._core, lock.name, lock.mode, options)
+        return aiodlock.Lock(Description(client._core, lock.name, lock.mode, options))
 
 
 class Lingers(Simulation):

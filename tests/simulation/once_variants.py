@@ -68,14 +68,10 @@ def _clock_back(simulation: Simulation) -> None:
 
 
 def _record_failures(simulation: Simulation) -> None:
-    right = _once.Once._finish
+    def record_at(self: _once.Outcome, *_: object) -> bytes:
+        return _once.encode_record(self.result)
 
-    async def finish(self: Any, run: Any, task: Any, exc_type: Any, exc: Any) -> None:
-        if run.lease is not None:
-            run.lease.record = (_once.encode_record(run.result), self._keep)
-        await right(self, run, task, exc_type, exc)
-
-    simulation.patch(_once.Once, "_finish", finish)
+    simulation.patch(_once.Outcome, "record_at", record_at)
 
 
 def _confirm_what_is_unknown(simulation: Simulation) -> None:

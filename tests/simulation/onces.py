@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from aiodlock import NotHeld
+from aiodlock._acquisition import Acquisition
+from aiodlock._description import Description
 from aiodlock._lease import Lease
-from aiodlock._lock import Acquirable
 from aiodlock._once import check_result, encode_record
 
 from .checkers import Checkers, Name, Record, read_name
@@ -391,13 +392,13 @@ def _is_live(record: Record | None, now: int) -> bool:
 def attach(simulation: Simulation) -> Onces:
     """Let the seed's users do things once and keep names closed, and look at what comes of it."""
     checkers = RecordCheckers(simulation.checkers)
-    right: Callable[..., Any] = Acquirable._acquire
+    right: Callable[..., Any] = Description.acquire
 
-    async def acquire(self: Acquirable, *args: Any) -> Lease:
-        lease = cast("Lease", await right(self, *args))
-        if lease._request.terms.begins:
-            checkers.begun.add(lease._request.id)
-        return lease
+    async def acquire(self: Description, *args: Any) -> Acquisition:
+        acquired = cast("Acquisition", await right(self, *args))
+        if acquired.request.terms.begins:
+            checkers.begun.add(acquired.request.id)
+        return acquired
 
-    simulation.patch(Acquirable, "_acquire", acquire)
+    simulation.patch(Description, "acquire", acquire)
     return Onces(simulation, draw_habits(simulation.seed), checkers)

@@ -509,7 +509,7 @@ class Simulation:
             timeout, hold = rng.choice((None, 0.5, 2.0)), self._hold_at_least()
             async with client.multilock(*names, timeout=timeout, hold_at_least=hold) as leases:
                 if self.onces is not None:
-                    mine = [lease._request.id for lease in leases._leases.values()]
+                    mine = [lease._request.id for lease in leases.values()]
                     self.onces.checkers.begun.update(mine)
                 await asyncio.sleep(rng.expovariate(1 / style.hold))
         else:
@@ -578,7 +578,7 @@ class Simulation:
         lock, _ = self._some_lock(client)
         again = lock
         if isinstance(lock, aiodlock.Lock):
-            again = aiodlock.Lock(client._core, lock.name, lock.mode, lock._options)
+            again = aiodlock.Lock(lock._described)
         async with AsyncExitStack() as second:
             async with AsyncExitStack() as first:
                 lease = await first.enter_async_context(lock)
@@ -723,7 +723,7 @@ def _replaced(target: object, name: str, value: object) -> Iterator[None]:
 
 
 def _base(lock: Acquirable) -> str:
-    return f"aiodlock:2:{lock._kind}:{{{lock.name}}}"
+    return f"aiodlock:2:{lock._described.terms.kind}:{{{lock.name}}}"
 
 
 async def _in_another_task(call: Coroutine[Any, Any, _T], *, cancel: bool) -> _T:

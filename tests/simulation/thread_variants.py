@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from aiodlock import LockLost
-from aiodlock._acquire import Acquisition
-from aiodlock._lease import Lease
+from aiodlock._acquire import Acquiring
+from aiodlock._acquisition import Acquisition
 from aiodlock._request import State
 from aiodlock.sync import _blocks, _described, _election, _lease, _lock, _portal
 from aiodlock.sync._lease import start_thread
@@ -67,17 +67,17 @@ def _one_here(simulation: Simulation) -> None:
 
 
 def _keeps_the_lease(
-    portal: _portal.Portal, lease: Lease, function: Callable[[LockLost], object]
+    portal: _portal.Portal, acquired: Acquisition, function: Callable[[LockLost], object]
 ) -> None:
     """Watch over the lease, and so keep it: as it was before a seed found it."""
-    request = lease._request
+    request = acquired.request
 
     def look(_: asyncio.Future[None] | None = None) -> None:
-        lost = lease.lost
+        lost = acquired.lost
         if lost is not None:
             start_thread(portal, function, copy(lost))
-        elif request.state is State.HELD and lease._serial in request.handles:
-            watcher: asyncio.Future[None] = lease._session.loop.create_future()
+        elif request.state is State.HELD and acquired.serial in request.handles:
+            watcher: asyncio.Future[None] = acquired.session.loop.create_future()
             watcher.add_done_callback(look)
             request.add_watcher(watcher)
 
@@ -147,7 +147,7 @@ THREAD_VARIANTS = {
                 faults=("stuck", "pause", "slow"),
                 pause_between_faults=0.1,
             ),
-            _without(Acquisition, "_check_bodies_again", _is_right_again),
+            _without(Acquiring, "_check_bodies_again", _is_right_again),
         ),
         ("again",),
         kind=Threads,

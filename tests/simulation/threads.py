@@ -435,7 +435,7 @@ class Threads(MachineSimulation):
     @contextmanager
     def _beside(self, lock: Acquirable, lease: Lease) -> Iterator[None]:
         base = f"{lease._core._request.terms.kind}:{lock.name}"
-        one = Inside(current(), lease, base, lock._core._options.owner)
+        one = Inside(current(), lease, base, lock._core._described.options.owner)
         self._check_beside(one)
         self.inside.append(one)
         try:
@@ -474,7 +474,7 @@ class Threads(MachineSimulation):
 
     def _hold_in_thread(self, lease: Lease, lock: Acquirable) -> None:
         rng, me = self.random, current()
-        base = f"aiodlock:2:{lock._core._kind}:{{{lock.name}}}"
+        base = f"aiodlock:2:{lock._core._described.terms.kind}:{{{lock.name}}}"
         length = rng.expovariate(1 / self.style.hold)
         if rng.random() < 0.03:
             length += 2 * lease.ttl

@@ -316,12 +316,12 @@ def _forget_who_entered(simulation: Simulation) -> None:
 
 def _disarm_with_the_first_block(simulation: Simulation) -> None:
     """Disarm the body when the block that armed it is left, whichever blocks of its task stay."""
-    right_arm, right_end = Body._arm, Body._end_block
+    right_arm, right_end = Body.arm, Body.end_block
     armed: set[Body] = set()
     ends_arming_block = False
 
     def arm(self: Body, task: asyncio.Task[Any] | None = None) -> asyncio.Task[Any]:
-        ((request, _),) = self._acquisitions[:1]
+        request = self.acquisitions[0].request
         if not request.armed or asyncio.current_task() not in request.armed:
             armed.add(self)
         return right_arm(self, task)
@@ -336,15 +336,15 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
         blocks, ended = self.open[task], []
         for block in left:
             blocks.remove(block)
-            request = block[0]
+            request = block.request
             if ends_arming_block and request.armed and task in request.armed:
                 ended.append(request.armed.pop(task).leave(exc_type))
         if not blocks:
             del self.open[task]
         return any(ended)
 
-    simulation.patch(Body, "_arm", arm)
-    simulation.patch(Body, "_end_block", end_block)
+    simulation.patch(Body, "arm", arm)
+    simulation.patch(Body, "end_block", end_block)
     simulation.patch(Bodies, "leave", leave)
     _mostly_odd(simulation)
 
@@ -360,7 +360,8 @@ def _arm_only_who_acquired(simulation: Simulation) -> None:
 
     def enter(self: Bodies, task: asyncio.Task[Any], entered: list[core.Block]) -> None:
         right(self, task, entered)
-        for request, _ in entered:
+        for block in entered:
+            request = block.request
             acquired_by = request.task() if request.task is not None else None
             if acquired_by is not task and request.armed:
                 request.armed[task] = _NeverCancels(task)

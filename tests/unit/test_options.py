@@ -368,6 +368,6 @@ def test_option_is_taken_by_the_sources_that_have_a_use_for_it(option: str, sour
 @pytest.mark.parametrize("ttl", [2, 2.0])
 def test_seconds_are_floats_however_they_were_given(ttl: float) -> None:
     lock = Client("memory://").lock("name", ttl=ttl, max_hold=3, linger=1, timeout=1)
-    options = lock._options
+    options = lock._described.options
     given = (options.ttl, options.max_hold, options.linger, options.timeout, options.margin)
     assert [type(seconds) for seconds in given] == [float] * 5

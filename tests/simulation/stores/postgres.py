@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import aiodlock
+from aiodlock._description import Description
 from aiodlock._lock import Acquirable
 from aiodlock._request import Request
 from aiodlock._session import Session
@@ -203,11 +204,11 @@ class PostgresScene(Scene):
         lock, weaker = super()._some_lock(client)
         if not self.lingers or self.chance.random() > self.lingers:
             return lock, weaker
-        known = lock._options
+        known = lock._described.options
         if not isinstance(lock, aiodlock.Lock) or not known.auto_extend or known.hold_at_least:
             return lock, weaker
         options = replace(known, linger=self.chance.choice((0.05, 0.5)))
-        return aiodlock.Lock(client._core, lock.name, lock.mode, options), weaker
+        return aiodlock.Lock(Description(client._core, lock.name, lock.mode, options)), weaker
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         session = client._core.session
