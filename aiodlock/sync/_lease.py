@@ -308,8 +308,8 @@ class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
         self._body = body
         self._leases = {one.request.name: Lease(client, running, one, body) for one in acquired.all}
 
+    @like(core_multilock.MultiLeaseView.ensure_held)
     def ensure_held(self) -> None:
-        """As of one lease."""
         if not self._is_here():
             raise self._not_here()
         super().ensure_held()
