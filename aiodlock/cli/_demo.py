@@ -143,14 +143,15 @@ STORES: dict[str, type[Server]] = {"valkey": ValkeyServer, "postgres": PostgresS
 #: Notes each request when it arrives, behind the lock of its name.
 _NOTE_ARRIVALS = """
 create table aiodlock.arrival (number bigserial, id text unique);
-alter function aiodlock.acquire_one(text, bigint, text, text, text, bigint) rename to noted_acquire_one;
-create function aiodlock.acquire_one(
-  caller text, retention bigint, message text, k text, rid text, ttl bigint
-) returns text language plpgsql as $$
+alter function aiodlock.turn(text, bigint, text) rename to noted_turn;
+create function aiodlock.turn(caller text, retention bigint, messages text) returns text
+language plpgsql as $$
 begin
-  perform pg_advisory_xact_lock(1095323471, hashtext(k));
-  insert into aiodlock.arrival (id) values (rid) on conflict do nothing;
-  return aiodlock.noted_acquire_one(caller, retention, message, k, rid, ttl);
+  perform pg_advisory_xact_lock(1095323471, hashtext(split_part(messages, E'\\t', 2)));
+  insert into aiodlock.arrival (id)
+    select split_part(op, E'\\t', 3) from unnest(string_to_array(messages, E'\\n')) op
+    where starts_with(op, E'acquire\\t') on conflict do nothing;
+  return aiodlock.noted_turn(caller, retention, messages);
 end $$;
 """
 

@@ -143,7 +143,7 @@ async def test_init_upgrades_the_functions_of_older_versions(
     async with Client(empty.url) as client:
         lease = await client.lock("one", ttl=60).acquire()
         empty.execute(
-            f"update aiodlock.meta set version = {version}; drop function aiodlock.leave_one;"
+            f"update aiodlock.meta set version = {version}; drop function aiodlock.inspect;"
         )
         done = await _init.create(empty.url, None)
         assert f"upgraded the schema aiodlock (version {VERSION}, logged)" in done

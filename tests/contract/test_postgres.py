@@ -506,19 +506,17 @@ async def test_nothing_is_logged_when_all_is_well(
 _ACQUIRE = r"E'acquire\taiodlock:l:name\tr\tx\ttr\t30000\t10000\t0\twait'"
 _LEAVE = r"E'leave\taiodlock:l:name\tr\t0\tended'"
 _EXTEND = r"E'extend\taiodlock:l:name\tr\t30000'"
-_ACQUIRE_ONE = f"aiodlock.acquire_one('me', 1000, {_ACQUIRE}, 'aiodlock:l:name', 'r', 30000)"
-_LEAVE_ONE = f"aiodlock.leave_one('me', 1000, {_LEAVE}, 'aiodlock:l:name', 'r')"
-#: Each way for each message, such that all of them do something.
+_ACQUIRING = f"aiodlock.turn('me', 1000, {_ACQUIRE})"
+_LEAVING = f"aiodlock.turn('me', 1000, {_LEAVE})"
+#: Each way for each message, such that all of them do something: one of two goes the general way.
 _CALLS = [
-    _ACQUIRE_ONE,
-    f"aiodlock.turn_many('me', 1000, {_EXTEND})",
+    _ACQUIRING,
     f"aiodlock.turn('me', 1000, {_EXTEND})",
-    _LEAVE_ONE,
-    f"aiodlock.turn_many('me', 1000, {_ACQUIRE})",
-    f"aiodlock.turn_many('me', 1000, {_LEAVE})",
-    f"aiodlock.turn('me', 1000, {_ACQUIRE})",
+    rf"aiodlock.turn('me', 1000, {_EXTEND} || E'\n' || {_EXTEND})",
+    _LEAVING,
+    rf"aiodlock.turn('me', 1000, {_ACQUIRE} || E'\n' || {_EXTEND})",
     "aiodlock.inspect('aiodlock:l:name')",
-    f"aiodlock.turn('me', 1000, {_LEAVE})",
+    rf"aiodlock.turn('me', 1000, {_LEAVE} || E'\n' || {_EXTEND})",
 ]
 
 
@@ -527,8 +525,8 @@ async def test_calls_about_one_name_wait_for_each_other(empty: PostgresServer) -
     install(empty)
     one, other = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
     try:
-        await other.fetchval(f"select {_ACQUIRE_ONE}")
-        await other.fetchval(f"select {_LEAVE_ONE}")
+        await other.fetchval(f"select {_ACQUIRING}")
+        await other.fetchval(f"select {_LEAVING}")
         nobody = _EXTEND.replace(r"\tr", r"\tnobody")
         for call in _CALLS:
             if "inspect" in call:
@@ -558,7 +556,7 @@ async def test_one_client_sweeps_at_a_time(empty: PostgresServer) -> None:
     try:
         async with one.transaction():
             assert await one.fetchval("select swept from aiodlock.sweep(1000, 100, 'n0')") == 0
-            await other.fetchval(f"select {_ACQUIRE_ONE}")
+            await other.fetchval(f"select {_ACQUIRING}")
             await other.execute("update aiodlock.name set keep_until = 1")
             assert await other.fetchval("select swept from aiodlock.sweep(1000, 100, 'n0')") == 0
         assert await other.fetchval("select swept from aiodlock.sweep(1000, 100, 'n0')") == 1
@@ -573,7 +571,7 @@ async def test_sweep_that_was_given_up_goes_on(empty: PostgresServer) -> None:
     one, keeper = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
     try:
         await one.execute("set client_connection_check_interval = '1s'")
-        await one.fetchval(f"select {_ACQUIRE_ONE}")
+        await one.fetchval(f"select {_ACQUIRING}")
         await one.execute("update aiodlock.name set keep_until = 1")
         async with keeper.transaction():
             await keeper.execute("lock table aiodlock.waiter")
@@ -597,14 +595,14 @@ async def test_calls_read_few_pages_beside_a_transaction_that_stays_open(
     install(empty, durability)
     reader, caller = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
     try:
-        await caller.fetchval(f"select {_ACQUIRE_ONE}")
-        await caller.fetchval(f"select {_LEAVE_ONE}")
+        await caller.fetchval(f"select {_ACQUIRING}")
+        await caller.fetchval(f"select {_LEAVING}")
         # With one row only, the index looks cheaper to the server than it does with two.
-        await caller.fetchval(f"select {_ACQUIRE_ONE.replace('name', 'other')}")
+        await caller.fetchval(f"select {_ACQUIRING.replace('name', 'other')}")
         await reader.execute("begin isolation level repeatable read; select 1 from aiodlock.meta")
         await caller.execute(
             "do $$ begin for pair in 1 .. 2000 loop "
-            f"perform {_ACQUIRE_ONE}; perform {_LEAVE_ONE}; end loop; end $$"
+            f"perform {_ACQUIRING}; perform {_LEAVING}; end loop; end $$"
         )
         await caller.execute("analyze aiodlock.name")
         for _ in range(2):  # in the first round the session reads the catalogs
@@ -621,15 +619,15 @@ async def test_many_who_waited_are_not_walked_through_beside_a_transaction_that_
     install(empty)
     reader, caller = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
     try:
-        await caller.fetchval(f"select {_ACQUIRE_ONE}")
+        await caller.fetchval(f"select {_ACQUIRING}")
         await reader.execute("begin isolation level repeatable read; select 1 from aiodlock.meta")
         await caller.execute(
-            f"do $$ begin perform {_LEAVE_ONE}; for turn in 1 .. 1000 loop perform {_ACQUIRE_ONE}; "
-            f"perform {_acquire('turn')}; perform {_LEAVE_ONE}; perform {_leave('turn')}; end loop; end $$"
+            f"do $$ begin perform {_LEAVING}; for turn in 1 .. 1000 loop perform {_ACQUIRING}; "
+            f"perform {_acquire('turn')}; perform {_LEAVING}; perform {_leave('turn')}; end loop; end $$"
         )
         await caller.execute("analyze aiodlock.name, aiodlock.waiter")
         inspect = "aiodlock.inspect('aiodlock:l:name')"
-        calls = [_ACQUIRE_ONE, _acquire("0"), inspect, _LEAVE_ONE, _leave("0")]
+        calls = [_ACQUIRING, _acquire("0"), inspect, _LEAVING, _leave("0")]
         for _ in range(2):  # in the first round the session reads the catalogs
             read = {call: await pages_read(caller, call) for call in calls}
         assert max(read.values()) < 60, read
@@ -681,7 +679,7 @@ async def _make_names(
     caller: asyncpg.Connection, number: int, *, keep_until: str, key: str
 ) -> None:
     """Make that many names, each with what these expressions say of its number."""
-    await caller.fetchval(f"select {_ACQUIRE_ONE}")
+    await caller.fetchval(f"select {_ACQUIRING}")
     await caller.execute("create temp table one as select * from aiodlock.name")
     await caller.execute(
         f"do $$ begin for number in 1 .. {number} loop "
@@ -694,12 +692,12 @@ def _acquire(number: str) -> str:
     """Return the call by which the request of that number acquires."""
     words = rf"{number} || E'\tx\tt' || {number} || E'\t9000\t9000\t0\twait'"
     message = rf"E'acquire\taiodlock:l:name\tq' || {words}"
-    return f"aiodlock.acquire_one('me', 1000, {message}, 'aiodlock:l:name', 'q' || {number}, 9000)"
+    return f"aiodlock.turn('me', 1000, {message})"
 
 
 def _leave(number: str) -> str:
     message = rf"E'leave\taiodlock:l:name\tq' || {number} || E'\t0\tended'"
-    return f"aiodlock.leave_one('me', 1000, {message}, 'aiodlock:l:name', 'q' || {number})"
+    return f"aiodlock.turn('me', 1000, {message})"
 
 
 async def test_functions_that_clients_call_have_the_settings_they_need(
@@ -712,7 +710,7 @@ async def test_functions_that_clients_call_have_the_settings_they_need(
         "where p.pronamespace = 'aiodlock'::regnamespace and p.prosecdef"
     )
     settings = {row["proname"]: set(row["proconfig"] or ()) for row in rows}
-    assert {"turn", "turn_many", "acquire_one", "leave_one", "inspect"} <= set(settings)
+    assert {"turn", "inspect"} <= set(settings)
     for name, found in settings.items():
         assert "search_path=pg_catalog, pg_temp" in found, name
         assert "enable_sort=off" in found or name in _READ_ALL_NAMES, name

@@ -270,7 +270,7 @@ async def test_restart_in_order_is_an_outage_and_no_more(server: PostgresServer)
 # -- the connections ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["(turn|acquire|leave)_(one|many)[(]", "select 1|LISTEN", ""])
+@pytest.mark.parametrize("which", ["aiodlock.turn[(]", "select 1|LISTEN", ""])
 async def test_sessions_that_are_terminated_let_nobody_in_twice_and_leave_nothing(
     server: PostgresServer, which: str
 ) -> None:

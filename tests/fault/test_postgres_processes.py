@@ -40,35 +40,12 @@ begin
     end if;
   end loop;
 end $$;
-alter function aiodlock.acquire_one(text, bigint, text, text, text, bigint) rename to carry_one_out;
-create function aiodlock.acquire_one(
-  caller text, retention bigint, message text, k text, rid text, ttl bigint
-) returns text language plpgsql as $$
-begin
-  perform aiodlock.note_arrivals(message);
-  return aiodlock.carry_one_out(caller, retention, message, k, rid, ttl);
-end $$;
-alter function aiodlock.leave_one(text, bigint, text, text, text) rename to carry_leave_out;
-create function aiodlock.leave_one(
-  caller text, retention bigint, messages text, k text, rid text
-) returns text language plpgsql as $$
-begin
-  perform aiodlock.note_arrivals(messages);
-  return aiodlock.carry_leave_out(caller, retention, messages, k, rid);
-end $$;
 alter function aiodlock.turn(text, bigint, text) rename to carry_out;
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
 language plpgsql as $$
 begin
   perform aiodlock.note_arrivals(messages);
   return aiodlock.carry_out(caller, retention, messages);
-end $$;
-alter function aiodlock.turn_many(text, bigint, text) rename to carry_many_out;
-create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
-language plpgsql as $$
-begin
-  perform aiodlock.note_arrivals(messages);
-  return aiodlock.carry_many_out(caller, retention, messages);
 end $$;
 """
 _LEFT = """

@@ -53,10 +53,8 @@ def server() -> Iterator[PostgresServer]:
         ),
         ("alter schema aiodlock rename to away;", "alter schema away rename to aiodlock;"),
         (
-            "alter function aiodlock.acquire_one rename to away;"
-            "alter function aiodlock.turn_many rename to away_many;",
-            "alter function aiodlock.away rename to acquire_one;"
-            "alter function aiodlock.away_many rename to turn_many;",
+            "alter function aiodlock.turn rename to away;",
+            "alter function aiodlock.away rename to turn;",
         ),
         (
             "alter database postgres allow_connections false;" + _END,

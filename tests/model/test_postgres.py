@@ -212,7 +212,7 @@ def test_unlogged_name_is_not_opened_after_a_crash_by_what_makes_its_row_anew(
 
 
 def test_lock_delay_is_part_of_the_longest_lease(database: Database) -> None:
-    turns = VirtualTurns(database, "lock", ("turn",))
+    turns = VirtualTurns(database, "lock", ("general",))
     turns.time = MINUTE
     run(turns.acquire("a", delay=5 * MINUTE))
     run(turns.extend("a", 3 * MINUTE))
@@ -233,7 +233,7 @@ def test_break_is_told_as_long_as_it_is_remembered(database: Database) -> None:
 
 
 def test_dead_waiter_does_not_come_back_when_the_clock_is_set_back(database: Database) -> None:
-    turns = VirtualTurns(database, "lock", ("turn",))
+    turns = VirtualTurns(database, "lock", ("general",))
     turns.time = 10 * MINUTE
     run(turns.acquire("a", ttl=10 * MINUTE))
     run(turns.acquire("b", waiter_ttl=MINUTE))
@@ -245,7 +245,7 @@ def test_dead_waiter_does_not_come_back_when_the_clock_is_set_back(database: Dat
 
 
 def test_calls_about_one_name_change_nothing_of_another(database: Database) -> None:
-    one, other = VirtualTurns(database, "once", ("turn",)), VirtualTurns(database, "lock")
+    one, other = VirtualTurns(database, "once", ("general",)), VirtualTurns(database, "lock")
     one.time = other.time = 2_000 * MINUTE
     run(one.acquire("a"))
     for id in "xyz":
@@ -265,7 +265,7 @@ def test_calls_about_one_name_change_nothing_of_another(database: Database) -> N
 def test_looks_are_those_of_one_name_though_others_are_waited_for_since_the_same_moment(
     database: Database,
 ) -> None:
-    other, one = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    other, one = (VirtualTurns(database, "lock", ("general",)) for _ in range(2))
     for turns, ids in ((other, "xy"), (one, "ab")):
         turns.time = MINUTE
         for id in ids:
@@ -286,7 +286,7 @@ def test_head_is_told_to_look_wherever_in_the_table_its_row_is(database: Databas
     """The server may find rows in the order of the table, which need not be that of the queue."""
     do, connection = database.do, database.connection
     do(connection.execute("set enable_indexscan = off"))
-    turns = VirtualTurns(database, "lock", ("turn",))
+    turns = VirtualTurns(database, "lock", ("general",))
     turns.time = MINUTE
     run(turns.acquire("a", owner="uA", ttl=20 * MINUTE))
     for id in "bc":
@@ -298,7 +298,7 @@ def test_head_is_told_to_look_wherever_in_the_table_its_row_is(database: Databas
 
 def test_next_head_is_told_to_look_though_another_name_was_swept(database: Database) -> None:
     """Who removes the dead head tells the next one to look. A sweep tells nobody."""
-    dead, live = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    dead, live = (VirtualTurns(database, "lock", ("general",)) for _ in range(2))
     dead.kept = live.kept = Kept(token=MINUTE)
     dead.time = live.time = MINUTE
     for id in "ab":
@@ -314,7 +314,7 @@ def test_next_head_is_told_to_look_though_another_name_was_swept(database: Datab
 
 
 def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Database) -> None:
-    dead, live = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    dead, live = (VirtualTurns(database, "lock", ("general",)) for _ in range(2))
     dead.kept = live.kept = Kept(token=MINUTE)
     dead.time = live.time = MINUTE
     for id in "ab":
@@ -328,7 +328,7 @@ def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Databas
 
 def test_names_are_those_that_are_held_or_waited_for(database: Database) -> None:
     one, many, free, other = (
-        VirtualTurns(database, kind, ("turn",)) for kind in ("lock", "lock", "lock", "once")
+        VirtualTurns(database, kind, ("general",)) for kind in ("lock", "lock", "lock", "once")
     )
     for turns, modes in ((one, "x"), (many, "ss"), (free, "x"), (other, "x")):
         turns.time = MINUTE
@@ -396,18 +396,19 @@ _MANY = [
 
 
 def test_each_of_many_messages_is_answered_as_it_is_alone(database: Database) -> None:
-    """By one call that does many at once, and by the general function."""
+    """By the short way, and by the general one."""
     do, connection = database.do, database.connection
     seen: dict[str, list[str]] = {}
-    for way in ("turn_many", "turn"):
+    for way in WAYS:
+        database.go(way)
         seen[way] = []
         for second, messages in enumerate(_MANY, 1):
             do(connection.execute(f"set aiodlock.clock = {second * 1_000_000}"))
             text = "\n".join(_at(way, message) for message in messages)
-            answer = do(connection.fetchval(f"select aiodlock.{way}('one', 60000, $1)", text))
+            answer = do(connection.fetchval("select aiodlock.turn('one', 60000, $1)", text))
             rows = do(connection.fetch(_STATE, f"aiodlock:l:{way}-"))
             seen[way].append(f"{answer}\n{rows}".replace(f"{way}-", ""))
-    assert seen["turn_many"] == seen["turn"]
+    assert seen["short"] == seen["general"]
 
 
 def test_messages_about_one_name_are_answered_in_one_call_as_each_is_alone(
@@ -445,25 +446,25 @@ def _any_message(chance: random.Random) -> str:
     return f"leave\tA\t{id}\t0\t{chance.choice(['ended', 'lost', 'unused'])}"
 
 
-#: On logged tables: by which function, which messages, and whether its commit waits for the disk.
+#: On logged tables: by which way, which messages, and whether its commit waits for the disk.
 _COMMITS: list[tuple[str, list[str], str]] = [
-    ("turn", [_ask("A", "1"), _ask("B", "2"), _ask("C", "3")], "on"),
-    ("turn", ["extend\tA\t1\t120000"], "on"),
-    ("turn", [_end("A", "1")], "off"),
-    ("turn_many", [_end("B", "2"), _end("C", "3")], "off"),
-    ("turn", [_ask("A", "1"), _ask("A", "4")], "on"),
-    ("turn", [_end("A", "1")], "on"),  # the other one holds now
-    ("turn", [_end("A", "4", marker=60_000)], "on"),
-    ("acquire_one", [_ask("B", "5")], "on"),
-    ("leave_one", [_end("B", "5")], "off"),
-    ("turn_many", [_ask("B", "6"), _ask("C", "7")], "on"),
-    ("turn_many", ["extend\tB\t6\t120000", _end("C", "7")], "on"),
-    ("turn_many", [_end("B", "6"), _end("E", "nobody")], "off"),
-    ("turn_many", [_ask("B", "8"), _end("E", "nobody")], "on"),
-    ("acquire_one", [_ask("B", "9")], "on"),
-    ("leave_one", [_end("B", "8")], "on"),
-    ("turn", ["break\tB\t60000"], "on"),
-    ("turn", ["forget\tB"], "on"),
+    ("general", [_ask("A", "1"), _ask("B", "2"), _ask("C", "3")], "on"),
+    ("general", ["extend\tA\t1\t120000"], "on"),
+    ("general", [_end("A", "1")], "off"),
+    ("short", [_end("B", "2"), _end("C", "3")], "off"),
+    ("general", [_ask("A", "1"), _ask("A", "4")], "on"),
+    ("general", [_end("A", "1")], "on"),  # the other one holds now
+    ("general", [_end("A", "4", marker=60_000)], "on"),
+    ("short", [_ask("B", "5")], "on"),
+    ("short", [_end("B", "5")], "off"),
+    ("short", [_ask("B", "6"), _ask("C", "7")], "on"),
+    ("short", ["extend\tB\t6\t120000", _end("C", "7")], "on"),
+    ("short", [_end("B", "6"), _end("E", "nobody")], "off"),
+    ("short", [_ask("B", "8"), _end("E", "nobody")], "on"),
+    ("short", [_ask("B", "9")], "on"),
+    ("short", [_end("B", "8")], "on"),
+    ("general", ["break\tB\t60000"], "on"),
+    ("general", ["forget\tB"], "on"),
 ]
 
 
@@ -475,11 +476,9 @@ def test_commits_of_all_but_releases_wait_for_the_disk(postgres: PostgresServer)
         for second, (way, messages, expected) in enumerate(_COMMITS, 1):
             do(connection.execute(f"set aiodlock.clock = {second * 1_000_000}"))
             text = "\n".join(_at("", message) for message in messages)
-            _, key, id, *_ = [*text.split("\t"), ""]
-            more = {"acquire_one": (key, id, 120_000), "leave_one": (key, id)}.get(way, ())
-            places = ", ".join(f"${number}" for number in range(1, 2 + len(more)))
+            database.go(way)
             do(connection.execute("begin"))
-            do(connection.fetchval(f"select aiodlock.{way}('one', 60000, {places})", text, *more))
+            do(connection.fetchval("select aiodlock.turn('one', 60000, $1)", text))
             waits = do(connection.fetchval("select current_setting('synchronous_commit')"))
             do(connection.execute("commit"))
             assert waits == expected, (way, messages)
@@ -538,14 +537,14 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "an overdue place ends with its repetition",
-        "if own.id is null then\n            -- Overdue:",
-        "if false then\n            -- Overdue:",
+        "if own.id is null then\n      -- Overdue:",
+        "if false then\n      -- Overdue:",
         histories.late_repetition_of_an_owner_that_came_to_hold,
     ),
     Mutant(
         "nobody gets in past a waiter",
-        "or (head_at = 0 and (cardinality(holding) = 0",
-        "or (true and (cardinality(holding) = 0",
+        "or (s.head = 0 and (cardinality(s.holders) = 0",
+        "or (true and (cardinality(s.holders) = 0",
         histories.waiting_writer_and_a_new_reader,
     ),
     Mutant(
@@ -574,8 +573,8 @@ MUTANTS = [
     ),
     Mutant(
         "ghosts are skipped",
-        "if now_ms >= head.deadline then",
-        "if false then",
+        "if s.now_ms < head.deadline then",
+        "if true then",
         histories.dead_waiter_at_the_head,
     ),
     Mutant(
@@ -586,32 +585,32 @@ MUTANTS = [
     ),
     Mutant(
         "an extension never brings the deadline nearer",
-        "mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);",
-        "mine.deadline := now_ms + f[4]::bigint;",
+        "mine.deadline := greatest(mine.deadline, s.now_ms + f[4]::bigint);",
+        "mine.deadline := s.now_ms + f[4]::bigint;",
         histories.shorter_extension,
     ),
     Mutant(
         "a holder's deadline is clamped when the clock was set back",
-        "stale := stale or h.deadline > now_ms + h.length or",
+        "stale := stale or h.deadline > s.now_ms + h.length or",
         "stale := stale or",
         histories.dead_holder_whose_clock_was_set_back,
     ),
     Mutant(
         "so are those of all waiters",
-        "where w.key = k and w.deadline > now_ms + w.length;",
-        "where w.id = head.id;",
+        "where w.key = s.key and w.deadline > s.now_ms + w.length;\n      head",
+        "where w.id = head.id;\n      head",
         histories.dead_waiters_whose_clock_was_set_back,
     ),
     Mutant(
         "a marker refuses a late duplicate",
-        "answers[number] := 'gone gone';",
-        "answers[number] := 'busy';",
+        "m.keep_until) then\n    s.answer := 'gone gone';",
+        "m.keep_until) then\n    s.answer := 'busy';",
         histories.duplicate_that_comes_after_the_leave,
     ),
     Mutant(
         "a break is told",
-        "message := 'broken ' || h.id",
-        "message := 'look ' || h.id",
+        "concat_ws(' ', 'broken', h.id",
+        "concat_ws(' ', 'look', h.id",
         histories.broken_lease,
     ),
     Mutant(
@@ -622,49 +621,49 @@ MUTANTS = [
     ),
     Mutant(
         "a lease that is lost does not open its name early",
-        "and (mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then",
+        "and (mine.delay > 0 or (mine.began and s.now_ms < mine.hold_until)) then",
         "and false then",
         histories.lease_that_is_lost_and_has_a_lock_delay,
     ),
     Mutant(
         "a head that asks soon enough is told nothing",
-        "and aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then",
-        "then",
+        "if aiodlock.earliest_end(s.holders) < s.head_deadline - s.head_length * 2 / 3 then",
+        "if true then",
         histories.head_that_withdraws_from_a_long_lease,
     ),
     Mutant(
         "an overdue head is met",
-        "freed or now_ms >= head_deadline or",
-        "freed or",
+        "if not s.freed and s.now_ms < s.head_deadline and",
+        "if not s.freed and",
         histories.dead_writer_between_readers,
     ),
     Mutant(
         "a head's deadline is clamped when the clock was set back",
-        "or head_deadline > now_ms + head_length) then",
-        ") then",
+        "and s.head_deadline <= s.now_ms + s.head_length then",
+        "then",
         histories.dead_writer_between_readers_whose_clock_was_set_back,
     ),
     Mutant(
         "the queue is in order though the clock was set back",
-        "coalesce(max(l.arrival) + 1, now_us)",
-        "coalesce(max(now_us), now_us)",
+        "coalesce(max(l.arrival) + 1, s.now_us)",
+        "coalesce(max(s.now_us), s.now_us)",
         histories.newcomer_after_the_clock_was_set_back,
     ),
     Mutant(
         "a hold is part of when its owner's further lease ends",
-        "moved or aiodlock.closed_until(mine) <",
-        "moved or mine.deadline + mine.delay <",
+        "s.moved or aiodlock.closed_until(s.mine) <",
+        "s.moved or (s.mine).deadline + (s.mine).delay <",
         histories.owner_that_comes_back_with_a_hold,
     ),
     Mutant(
         "a hold that is over keeps no lease that is lost",
-        "(mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then",
+        "(mine.delay > 0 or (mine.began and s.now_ms < mine.hold_until)) then",
         "(mine.delay > 0 or mine.began) then",
         histories.lease_that_is_lost_after_its_hold,
     ),
     Mutant(
         "a grant that came too late closes nothing",
-        "and now_ms < aiodlock.closed_until(mine) and f[5] = 'unused' then",
+        "and s.now_ms < closed and why = 'unused' then",
         "and false then",
         histories.unused_grant_that_ran_out,
     ),
@@ -676,20 +675,20 @@ MUTANTS = [
     ),
     Mutant(
         "an owner that shares lets its reader in",
-        "exit when token_held is null or (token_held < 0 and own.mode = 'x');",
-        "exit when token_held is null or token_held < 0;",
+        "exit when held is null or (held < 0 and own.mode = 'x');",
+        "exit when held is null or held < 0;",
         histories.waiter_whose_owner_came_to_hold_for_longer,
     ),
     Mutant(
         "the head learns of a nearer end",
-        "moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);",
+        "s.moved := s.moved or own.deadline + own.delay < aiodlock.earliest_end(s.holders);",
         "null;",
         histories.waiter_whose_owner_came_to_hold_for_longer,
     ),
     Mutant(
         "the head learns that it became one",
-        "moved := moved or own.deadline",
-        "moved := own.deadline",
+        "s.moved := s.moved or own.deadline",
+        "s.moved := own.deadline",
         histories.dead_head_that_a_waiter_meets_whose_owner_came_to_hold,
     ),
     Mutant(
@@ -700,8 +699,8 @@ MUTANTS = [
     ),
     Mutant(
         "a success that comes too late is not recorded",
-        "elsif f[5] = 'recorded' and now_ms < mine.deadline then",
-        "elsif f[5] = 'recorded' and mine.id is not null then",
+        "elsif f[5] = 'recorded' and s.now_ms < (s.mine).deadline then",
+        "elsif f[5] = 'recorded' and (s.mine).id is not null then",
         histories.success_that_comes_too_late,
     ),
     Mutant(
@@ -710,17 +709,17 @@ MUTANTS = [
         "if f[4] <> '0' and f[5] is distinct from 'recorded' then",
         histories.duplicate_that_comes_after_a_success_was_taken_back,
     ),
-    # The short ways.
+    # The short way.
     Mutant(
         "a name with markers is not free",
-        "and now_ms >= marked_until and recorded_until = 0",
-        "and recorded_until = 0",
+        "and s.now_ms >= s.marked_until and s.recorded_until = 0",
+        "and s.recorded_until = 0",
         histories.duplicate_that_comes_after_the_leave,
     ),
     Mutant(
         "a name with a success on record is not free",
-        "and now_ms >= marked_until and recorded_until = 0",
-        "and now_ms >= marked_until",
+        "and s.now_ms >= s.marked_until and s.recorded_until = 0",
+        "and s.now_ms >= s.marked_until",
         histories.success_that_is_alone,
     ),
     Mutant(
@@ -731,68 +730,50 @@ MUTANTS = [
     ),
     Mutant(
         "one message takes what is free",
-        "and n.lone = '' and n.token < now_us and (not true or ttl",
-        "and n.token < now_us and (not true or ttl",
+        "and n.lone = '' and n.token < now_us and",
+        "and n.token < now_us and",
         histories.held_name_that_is_tried,
     ),
     Mutant(
         "one message takes no token twice",
-        "n.lone = '' and n.token < now_us and (not true or ttl",
-        "n.lone = '' and (not true or ttl",
+        "n.lone = '' and n.token < now_us and",
+        "n.lone = '' and",
         histories.two_grants_of_one_moment,
     ),
     Mutant(
         "one message releases its own",
-        "and n.lone = rid and n.head = 0 and now_ms < n.lone_until\n",
+        "and n.lone = f[3] and n.head = 0 and now_ms < n.lone_until\n",
         "and n.lone > '' and n.head = 0 and now_ms < n.lone_until\n",
         histories.stranger_that_leaves,
     ),
     Mutant(
         "one message releases what is not overdue",
-        "and n.lone = rid and n.head = 0 and now_ms < n.lone_until\n",
-        "and n.lone = rid and n.head = 0\n",
+        "and n.lone = f[3] and n.head = 0 and now_ms < n.lone_until\n",
+        "and n.lone = f[3] and n.head = 0\n",
         histories.release_that_comes_too_late,
     ),
     Mutant(
-        "many messages bring no deadline nearer",
-        "n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + a.ttl\n",
-        "n.lone = a.f[3] and now_ms < n.lone_until\n",
+        "one message brings no deadline nearer",
+        "n.lone = f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + length_ms\n",
+        "n.lone = f[3] and now_ms < n.lone_until\n",
         histories.shorter_extension,
     ),
     Mutant(
-        "many messages take what is free",
-        "where n.ctid = a.row_at and n.lone = '' and n.token",
-        "where n.ctid = a.row_at and n.token",
-        histories.held_name_that_is_tried,
-    ),
-    Mutant(
-        "many messages extend what is not overdue",
-        "n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <=",
-        "n.lone = a.f[3] and n.lone_until <=",
+        "one message extends what is not overdue",
+        "n.lone = f[3] and now_ms < n.lone_until and n.lone_until <=",
+        "n.lone = f[3] and n.lone_until <=",
         histories.extension_that_comes_too_late,
     ),
     Mutant(
-        "many messages release what is not overdue",
-        "n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
-        "n.lone = a.f[3] and n.head = 0\n          and a.f[4]",
-        histories.release_that_comes_too_late,
-    ),
-    Mutant(
-        "many messages release their own",
-        "n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
-        "n.lone > '' and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
-        histories.stranger_that_leaves,
-    ),
-    Mutant(
-        "many messages leave a marker",
-        "and a.f[4] = '0' and a.f[5]",
-        "and a.f[5]",
+        "one message leaves a marker",
+        "and f[4] = '0' and f[5]",
+        "and f[5]",
         histories.duplicate_that_comes_after_the_leave,
     ),
     Mutant(
-        "many messages leave their lock-delay",
-        "and a.f[8] = '0' and length(a.f[4])",
-        "and length(a.f[4])",
+        "one message leaves its lock-delay",
+        "and f[8] = '0' and length(f[4])",
+        "and length(f[4])",
         histories.name_that_is_tried_within_a_lock_delay,
     ),
     # Linger.
@@ -810,8 +791,8 @@ MUTANTS = [
     ),
     Mutant(
         "its client is told that",
-        "message := 'recall ' || h.id",
-        "message := 'look ' || h.id",
+        "'recall ' || h.id",
+        "'look ' || h.id",
         histories.newcomers_behind_one_that_lingers,
     ),
     Mutant(
@@ -823,48 +804,49 @@ MUTANTS = [
     Mutant(
         "what is overdue is recalled, too",
         "if h.lingers = 1 then",
-        "if h.lingers = 1 and now_ms < h.deadline then",
+        "if h.lingers = 1 and s.now_ms < h.deadline then",
         histories.one_that_lingers_and_lives_again_as_the_clock_was_set_back,
     ),
     Mutant(
         "each answer to an extension tells the recall",
-        "answers[number] := case when mine.lingers = 2 then",
-        "answers[number] := case when false then",
+        "      case when mine.lingers = 2 then 'recalled ' else 'held ' end",
+        "      case when false then 'recalled ' else 'held ' end",
         histories.one_that_lingers_and_is_tried,
     ),
     Mutant(
         "the answer to a waiter that finds its turn tells the recall",
-        "          answer := case when mine.lingers = 2 then 'recalled ' else 'held ' end",
-        "          answer := case when false then 'recalled ' else 'held ' end",
+        "s.answer := case when (s.mine).lingers = 2 then 'recalled ' else 'held ' end",
+        "s.answer := case when false then 'recalled ' else 'held ' end",
         histories.waiter_that_lingers_and_finds_a_dead_holder,
     ),
     Mutant(
         "the answer to a repeated acquire tells the recall",
-        "answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' '\n",
-        "answer := case when false then 'recalled ' else 'granted ' end || mine.token || ' '\n",
+        "s.answer := case when (s.mine).lingers = 2 then 'recalled ' else 'granted ' end || (s.mine).token "
+        "|| ' '\n",
+        "s.answer := case when false then 'recalled ' else 'granted ' end || (s.mine).token || ' '\n",
         histories.newcomers_behind_one_that_lingers,
     ),
     Mutant(
         "a waiter is granted with its recall if others wait",
-        "if head_at > 0 then\n                  h.lingers := 2;",
-        "if false then\n                  h.lingers := 2;",
+        "if s.head > 0 then\n        h.lingers := 2;",
+        "if false then\n        h.lingers := 2;",
         histories.waiters_that_linger,
     ),
     Mutant(
         "the last waiter is granted without",
-        "if head_at > 0 then\n                  h.lingers := 2;",
-        "if true then\n                  h.lingers := 2;",
+        "if s.head > 0 then\n        h.lingers := 2;",
+        "if true then\n        h.lingers := 2;",
         histories.waiters_that_linger,
     ),
     Mutant(
         "an owner that gets in past waiters is recalled",
-        "case when head_at > 0 then 2 else 1 end",
+        "case when s.head > 0 then 2 else 1 end",
         "1",
         histories.owner_that_lingers_and_gets_in_past_a_waiter,
     ),
     Mutant(
         "a waiter that gets in as its owner holds is recalled",
-        "if mine.lingers = 1 and head_at > 0 then",
+        "if mine.lingers = 1 and s.head > 0 then",
         "if false then",
         histories.waiter_that_lingers_and_whose_owner_came_to_hold,
     ),
@@ -874,7 +856,7 @@ MUTANTS = [
 _MACHINES = {tale: machine for machine, tale in histories.ALL}
 
 
-#: By each of the functions that carry messages out, and by turns.
+#: By each way, and by turns.
 _ALL_WAYS = (*((way,) for way in WAYS), WAYS)
 
 

@@ -38,7 +38,7 @@ from .test_scripts import (
     run,
     take_steps,
 )
-from .turns import Database, VirtualTurns
+from .turns import WAYS, Database, VirtualTurns
 
 _MACHINES: dict[type[Locks], type[Swept]] = {
     Locks: SweptLocks,
@@ -75,8 +75,7 @@ def _tell(told: Swept, tale: Tale) -> None:
 
 
 def _tell_all_ways(database: Database, tale: Tale) -> None:
-    # `turn` does what the others leave to it.
-    for kept, way in product(KEPT, ("one", "turn_many")):
+    for kept, way in product(KEPT, WAYS):
         _tell(_SWEPT[tale](database, (way,), kept), tale)
 
 

@@ -39,8 +39,19 @@ from (select) one left join lateral (
 """
 _CLEAR = "; ".join(f"delete from aiodlock.{table}" for table in _TABLES)
 _names = count()
-#: What carries messages out: the functions for one message of its kind, that for many, and the general one.
-WAYS = ("one", "turn_many", "turn")
+#: How a message is carried out: by the short way if it can be, or by the general one.
+WAYS = ("short", "general")
+_SHORT = "answer := aiodlock.short_way(caller, retention, s.now_us, ops[step], f);"
+_EITHER = f"""
+if current_setting('aiodlock.way', true) is distinct from 'general' then {_SHORT} end if;
+perform set_config('aiodlock.went', case when answer is null then 'general' else 'short' end, false);
+"""
+
+
+def with_ways(statements: str) -> str:
+    """Return statements by which a setting of the session says which way is gone, and another which was."""
+    assert statements.count(_SHORT) == 1
+    return statements.replace(_SHORT, _EITHER)
 
 
 class Database:
@@ -49,13 +60,20 @@ class Database:
     def __init__(self, url: str, statements: str | None = None) -> None:
         self.heard: list[tuple[str, str]] = []
         self.time = -1
+        self._way = ""
         self._loop = asyncio.new_event_loop()
         self.connection: asyncpg.Connection = self.do(asyncpg.connect(url))
         self.do(self.connection.execute("drop schema if exists aiodlock cascade"))
-        self.do(self.connection.execute(statements or create_statements("unlogged")))
+        self.do(self.connection.execute(with_ways(statements or create_statements("unlogged"))))
         self.do(self.connection.execute(_CLOCK))
         for listened in _CHANNELS:
             self.do(self.connection.add_listener(listened, self._on_notification))
+
+    def go(self, way: str) -> None:
+        """Carry messages out by this way from now on."""
+        if way != self._way:
+            self._way = way
+            self.do(self.connection.execute(f"set aiodlock.way = {way}"))
 
     def do(self, call: Awaitable[_T]) -> _T:
         return self._loop.run_until_complete(call)
@@ -76,7 +94,7 @@ def word_in(key: str, words: str) -> str:
 class VirtualTurns:
     """One name. The answers are put as those of the scripts are.
 
-    The calls go to the functions `ways` by turns: all of them do the same.
+    The calls go the `ways` by turns: both do the same.
     """
 
     def __init__(self, database: Database, kind: str, ways: Sequence[str] = WAYS) -> None:
@@ -112,8 +130,7 @@ class VirtualTurns:
         hold, note = word_in("h", words), word_in("n", words)
         how = "linger" if word_in("g", words) else how
         more = (note, "", hold or 0, how) if hold or how else (note, "") if note else ()
-        alone = None if delay or hold or len(mode) > 1 else ("acquire_one", id, ttl)
-        return self._turn(client, "acquire", *message, *more, alone=alone)
+        return self._turn(client, "acquire", *message, *more)
 
     async def extend(
         self, id: str, length: int, *, owner: str = "", begins: bool = False
@@ -128,8 +145,7 @@ class VirtualTurns:
         if recorded:
             result, keep = recorded
             return self._turn(client, "leave", id, marker, "recorded", keep, quote(result))
-        alone = None if marker or end == "unused" else ("leave_one", id)
-        return self._turn(client, "leave", id, marker, end, alone=alone)
+        return self._turn(client, "leave", id, marker, end)
 
     async def break_lock(self, tokens: Sequence[int] | None = None) -> int:
         meant = () if tokens is None else (" ".join(map(str, tokens)),)
@@ -205,21 +221,12 @@ class VirtualTurns:
     def clear(self) -> None:
         self._database.do(self._database.connection.execute(_CLEAR))
 
-    def _turn(
-        self, caller: str, verb: str, *words: object, alone: tuple[Any, ...] | None = None
-    ) -> list[Any]:
-        """Carry a message out. ``alone``: the function for it, and its further arguments."""
+    def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
+        """Carry a message out."""
         message = "\t".join(map(str, (verb, self.key, *words)))
-        way = next(self._ways)
-        more: list[Any] = []
-        if way == "one" and alone is not None:
-            way, *more = alone
-            more = [self.key, *more]
-        elif way == "one":
-            way = "turn"
-        places = ", ".join(f"${number}" for number in range(1, 4 + len(more)))
-        sql = f"select aiodlock.{way}({places})"
-        rows = self._fetch(sql, caller, self.kept.token, message, *more)
+        self._database.go(next(self._ways))
+        sql = "select aiodlock.turn($1, $2, $3)"
+        rows = self._fetch(sql, caller, self.kept.token, message)
         answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
         if reply[0] == "done":

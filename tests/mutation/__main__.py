@@ -62,9 +62,8 @@ _OF_A_QUORUM = "vote|unvote|break_votes|inspect_votes|tickets|tokens"
 _OF_ONE_SERVER = "acquire|extend|leave|break|inspect"
 
 #: By which functions of PostgreSQL the histories by hand go.
-_BY_TURN, _BY_ONE, _BY_MANY, _BY_TURNS = (
-    rf"by_hand_as_the_machine\[{ways}\]"
-    for ways in (r"\w+-turn", r"\w+-one", r"\w+-turn_many", ".*-or-.*")
+_GENERAL, _SHORT, _BY_TURNS = (
+    rf"by_hand_as_the_machine\[{ways}\]" for ways in (r"\w+-general", r"\w+-short", ".*-or-.*")
 )
 _OTHERS = r"model/test_postgres\.py(?!::test_functions_answer)"
 _SWEPT = "sweeps_change_no_answer_of_histories_by_hand|pauses_is_not_swept"
@@ -96,7 +95,7 @@ _SUBJECTS = {
             *("-k", "not taken_out and not postgres18"),
         ),
         (
-            *(_BY_TURN, _BY_TURNS, _BY_ONE, _BY_MANY, "by_hand_go_their_ways", _OTHERS, _SWEPT),
+            *(_GENERAL, _BY_TURNS, _SHORT, "by_hand_go_their_ways", _OTHERS, _SWEPT),
             r"contract/test_postgres\.py",
             r"model/test_postgres\.py",
             r"model/test_postgres_short_ways\.py",
@@ -105,11 +104,10 @@ _SUBJECTS = {
         ),
         "contract/",
         blind={
-            _BY_TURN: f"acquire_one|leave_one|turn_many|rows_of|{_BESIDE}",
+            _GENERAL: f"short_way|{_BESIDE}",
             _BY_TURNS: _BESIDE,
-            _BY_ONE: f"turn|turn_many|rows_of|{_BESIDE}",
-            _BY_MANY: f"turn|acquire_one|leave_one|{_BESIDE}",
-            _SWEPT: "turn|acquire_one|leave_one|turn_many|rows_of",
+            _SHORT: _BESIDE,
+            _SWEPT: "turn|short_way",
         },
         servers=("postgres",),
     ),

@@ -52,10 +52,7 @@ def rows_of(sql: str, parameters: int) -> str:
     return checked(rows, parameters + 1)
 
 
-ACQUIRE_ONE = checked("aiodlock.acquire_one($1, $2, $3, $4, $5, $6)", 7)
-LEAVE_ONE = checked("aiodlock.leave_one($1, $2, $3, $4, $5)", 6)
 TURN = checked("aiodlock.turn($1, $2, $3)", 4)
-TURN_MANY = checked("aiodlock.turn_many($1, $2, $3)", 4)
 
 
 class Calls:
@@ -96,7 +93,7 @@ class Calls:
 
     def turn(self, message: str) -> asyncio.Future[str]:
         """Send a message that may change anything of its name."""
-        return self.messages.submit(Message(message, TURN))
+        return self.messages.submit(Message(message))
 
     def start(self, sql: str, *arguments: object) -> asyncio.Future[str]:
         """Send a query; the future gets its rows, as JSON."""
@@ -121,19 +118,8 @@ class Calls:
         await self.messages.query(notify)
 
     async def _carry(self, connection: Connection, messages: list[Message]) -> list[str]:
-        if len(messages) == 1:
-            text, statement, more, _ = messages[0]
-        else:
-            text, more = "\n".join([one.text for one in messages]), ()
-            keys = {one.text.split("\t", 2)[1] for one in messages}
-            if len(keys) == len(messages):
-                statement = TURN_MANY
-            elif [one.alone for one in messages] == [ACQUIRE_ONE, LEAVE_ONE]:
-                # As when many tasks take one name again and again.
-                _, statement, more, _ = messages[1]
-            else:
-                statement = TURN
-        answers = await self._ask(connection, statement, self.label, self._retention, text, *more)
+        text = "\n".join([one.text for one in messages])
+        answers = await self._ask(connection, TURN, self.label, self._retention, text)
         if connection in self._unsafe:
             self._unsafe.discard(connection)
             raise NotReplicated("the wait for the standby was ended, and the commit may be lost")

@@ -40,14 +40,12 @@ _MOST_TEXT = 16_000
 
 
 class Message(NamedTuple):
-    """A line for ``turn``; and the statement, with further arguments, for when it goes alone.
+    """A line for ``turn``.
 
     :param lease: the length of the lease that hangs on the answer, in seconds.
     """
 
     text: str
-    alone: str
-    arguments: tuple[object, ...] = ()
     lease: float | None = None
 
 

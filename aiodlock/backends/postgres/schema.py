@@ -8,7 +8,7 @@ from typing import Literal
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 16
+VERSION = 17
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
@@ -48,6 +48,7 @@ UPGRADES = {
     13: "",  # only the functions have changed
     14: "",  # the same
     15: "",  # the same
+    16: "",  # the same
 }
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and
 #: sorted: beside a transaction that stays open these are all that ever were. With jit, servers before 18

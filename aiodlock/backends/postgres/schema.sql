@@ -2,9 +2,9 @@
 --
 -- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@, @version@, and @called@, which is
 -- the language, the rights and the settings of the functions that clients call.
--- Every decision is made and written in one call of `turn`. `acquire_one`, `leave_one` and `turn_many` are the same, with
--- short ways for the common cases in front. Calls about the same name wait for each other at an advisory lock; the clock is read
--- behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
+-- Every decision is made and written in one call of `turn`: it reads a name, passes its messages to the function of each verb,
+-- and writes the name. A short way for the most common cases stands in front. Calls about the same name wait for each other at
+-- an advisory lock; the clock is read behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
 -- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
 -- A name has one row, and after 32 updates that row gets another `version`: the newest is sought in the index. Beside a
@@ -114,6 +114,8 @@ insert into aiodlock.present values (0);
 
 -- FUNCTIONS: an upgrade runs what follows.
 
+drop type if exists aiodlock.situation;
+
 -- Which versions of clients may work here, the oldest and the newest. Every version of the schema, also a later one, has
 -- this function with this name and this result; all else may change.
 create function aiodlock.versions(out oldest integer, out newest integer) language sql stable security definer
@@ -136,11 +138,6 @@ begin
   end if;
 end $$;
 
--- The word of a grant that is told to another client. With a standby the grant may be visible and not there yet: then the
--- waiter asks, and the answer waits for the standby.
-create function aiodlock.granted_word() returns text language sql stable as
-$$ select case when current_setting('synchronous_standby_names') = '' then 'granted ' else 'look ' end $$;
-
 -- The server's clock in microseconds. Tests replace this function.
 create function aiodlock.clock_us() returns bigint language sql volatile as
 $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
@@ -158,6 +155,14 @@ $$ select case when pg_notification_queue_usage() < 0.9 then pg_notify(aiodlock.
 create function aiodlock.closed_until(h aiodlock.holder) returns bigint language sql immutable as
 $$ select case when h.rest > 0 then h.deadline + h.rest
    else greatest(h.deadline + h.delay, case when h.began then h.hold_until end) end $$;
+
+-- A record whose deadlines lie within its lengths, though the clock was set back.
+create function aiodlock.clamped(h aiodlock.holder, now_ms bigint) returns aiodlock.holder language plpgsql immutable as $$
+begin
+  h.deadline := least(h.deadline, now_ms + h.length);
+  h.hold_until := least(h.hold_until, now_ms + h.hold);
+  return h;
+end $$;
 
 -- Who holds a name.
 create function aiodlock.holders_of(n aiodlock.name) returns aiodlock.holder[] language plpgsql immutable as $$
@@ -273,6 +278,818 @@ begin
   return at_ms;
 end $$;
 
+-- A name while messages about it are carried out: its row, as it was read and as it will be written, and what is known of
+-- the call and of the present message.
+--   holders        all of them, also a lone one
+--   result         what is on record until `recorded_until`
+--   row_at         null: there is no row
+--   changed        the row has to be written
+--   durable        what was written must survive a crash before anybody is told
+--   heard          what the caller is notified of; each begins with a new line
+-- and of the message:
+--   mine           the record of its request, if that holds
+--   freed          the head may get in now, or is another one
+--   moved          the head is a new one, or its blocker ends sooner
+create type aiodlock.situation as (
+  caller text, retention bigint, now_us bigint, now_ms bigint, durable boolean, heard text,
+  key text, row_at tid, token bigint, keep_until bigint, head bigint, head_deadline bigint, head_length bigint,
+  marked_until bigint, recorded_until bigint, places bigint, resized boolean, holders aiodlock.holder[], noted bigint,
+  result text, changed boolean, mine aiodlock.holder, freed boolean, moved boolean, answer text
+);
+
+-- Notify a client of something: if it is the caller, behind the answers. Returns what the caller hears.
+create function aiodlock.say(heard text, caller text, client text, message text) returns text
+language plpgsql volatile as $$
+begin
+  if client = caller then
+    return coalesce(heard, '') || E'\n' || message;
+  elsif starts_with(message, 'granted ') and current_setting('synchronous_standby_names') <> '' then
+    -- The grant may be visible and not at the standby yet: the waiter asks, and the answer waits for the standby.
+    message := 'look ' || substr(message, 9);
+  end if;
+  perform aiodlock.tell(client, message);
+  return heard;
+end $$;
+
+-- The situation of another name.
+create function aiodlock.read_name(s aiodlock.situation, k text) returns aiodlock.situation language plpgsql as $$
+begin
+  select n.ctid, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until, n.recorded_until, n.places,
+      n.resized, case when n.lone > '' then aiodlock.holders_of(n) else n.holders end, n.noted
+    into s.row_at, s.token, s.keep_until, s.head, s.head_deadline, s.head_length, s.marked_until, s.recorded_until,
+      s.places, s.resized, s.holders, s.noted
+    from aiodlock.name n where n.key = k order by n.version desc limit 1;
+  if s.row_at is null then
+    s := row(
+      s.caller, s.retention, s.now_us, s.now_ms, s.durable, s.heard, k, null, 0, 0, 0, 0, 0, 0, 0, 0, false, '{}', 0, null,
+      false, null, false, false, null
+    );
+    return s;
+  end if;
+  s.key := k;
+  s.changed := false;
+  if s.recorded_until > 0 then
+    -- A sweep may have deleted it, by a later clock.
+    select r.result into s.result from aiodlock.record r where r.key = k;
+    if not found or s.now_ms >= s.recorded_until then
+      s.recorded_until := 0;  -- or it would come back when the clock is set back
+      s.changed := true;
+    end if;
+  end if;
+  return s;
+end $$;
+
+-- Write the name's row. It outlives its holding, and the last token by `retention`.
+create function aiodlock.write_name(s aiodlock.situation) returns void language plpgsql as $$
+declare
+  h aiodlock.holder;
+  alone text;                    -- as the column `lone`
+begin
+  -- Where nobody holds, nobody waits either.
+  if cardinality(s.holders) < 2 and s.now_ms >= s.marked_until and s.recorded_until = 0 then
+    h := s.holders[1];
+    alone := case when h.id is null then ''
+             when length(h.mode) = 1 and h.token = s.token and h.delay = 0 and h.hold = 0 and h.rest = 0 and h.lingers = 0
+             then h.id end;
+    if alone > '' then
+      s.holders := '{}';
+    end if;
+  end if;
+  if s.row_at is null then
+    insert into aiodlock.name values (
+      s.key, 1, 0, s.token, s.keep_until, s.head, s.head_deadline, s.head_length, s.marked_until, s.recorded_until,
+      s.places, s.resized, s.holders, alone, coalesce(h.deadline, 0), coalesce(h.length, 0), aiodlock.lone_words(h), s.noted
+    );
+  else
+    -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of the same
+    -- version. So there are few of them.
+    update aiodlock.name n set
+        token = s.token, keep_until = s.keep_until, head = s.head, head_deadline = s.head_deadline,
+        head_length = s.head_length, marked_until = s.marked_until, recorded_until = s.recorded_until,
+        places = s.places, resized = s.resized, holders = s.holders, lone = alone,
+        lone_until = coalesce(h.deadline, 0), lone_length = coalesce(h.length, 0), lone_words = aiodlock.lone_words(h),
+        noted = s.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = s.row_at;
+  end if;
+end $$;
+
+-- The short way for a message whose name is in no other message of its call: one statement decides and writes. A free name is
+-- acquired, and the only holder of a name without waiters is extended or releases it. Returns null if there is more to it.
+create function aiodlock.short_way(caller text, retention bigint, now_us bigint, op text, f text[]) returns text
+language plpgsql as $$
+declare
+  now_ms bigint := now_us / 1000;
+  length_ms bigint;
+  answer text;
+begin
+  if f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and (f[12] is null or f[13] = 'linger') then
+    length_ms := f[6]::bigint;
+    update aiodlock.name n set
+        token = now_us, keep_until = greatest(n.keep_until, now_ms + length_ms, now_ms + 1 + retention),
+        lone = f[3], lone_until = now_ms + length_ms, lone_length = length_ms, lone_words = caller || E'\t' || op,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = '' and n.token < now_us and (not @is_unlogged@ or length_ms <= n.noted)
+      returning 'granted ' || now_us || ' ' || length_ms into answer;
+  elsif f[1] = 'extend' then
+    length_ms := f[4]::bigint;
+    update aiodlock.name n set
+        keep_until = greatest(n.keep_until, now_ms + length_ms), lone_until = now_ms + length_ms, lone_length = length_ms,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + length_ms
+        and (not @is_unlogged@ or length_ms <= n.noted)
+      returning 'held ' || n.token || ' ' || length_ms into answer;
+  elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
+    update aiodlock.name n set lone = ''
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = f[3] and n.head = 0 and now_ms < n.lone_until
+      returning 'released' into answer;
+  end if;
+  return answer;
+end $$;
+
+-- Find the record of a request. Then clamp the records if the clock was set back, and drop those that have ended. Both
+-- are rare.
+create function aiodlock.settle(s aiodlock.situation, rid text) returns aiodlock.situation language plpgsql as $$
+declare
+  h aiodlock.holder;
+  stale boolean := false;
+  kept aiodlock.holder[] := '{}';
+begin
+  s.freed := false;
+  s.mine := null;
+  foreach h in array s.holders loop
+    stale := stale or h.deadline > s.now_ms + h.length or h.hold_until > s.now_ms + h.hold
+      or s.now_ms >= aiodlock.closed_until(h);
+    if h.id = rid then
+      s.mine := aiodlock.clamped(h, s.now_ms);
+    end if;
+  end loop;
+  if stale then
+    foreach h in array s.holders loop
+      h := aiodlock.clamped(h, s.now_ms);
+      if s.now_ms < aiodlock.closed_until(h) then
+        kept := kept || h;
+      else
+        s.freed := true;
+      end if;
+    end loop;
+    s.holders := kept;
+    s.changed := true;
+  end if;
+  return s;
+end $$;
+
+-- Grant from the head on, as far as the holders allow. Nobody passes the one that stays. As long as no holder is gone and
+-- the head is not overdue, there is nothing to grant.
+create function aiodlock.grant_queue(s aiodlock.situation, rid text) returns aiodlock.situation language plpgsql as $$
+declare
+  holding aiodlock.holder[] := s.holders;
+  head aiodlock.waiter;
+  taken boolean;                 -- the head was removed from the queue
+  held bigint;
+  h aiodlock.holder;
+  late text[];                   -- granted and lingering: to be told when it is known whether somebody still waits
+begin
+  if not s.freed and s.now_ms < s.head_deadline and s.head_deadline <= s.now_ms + s.head_length then
+    return s;
+  end if;
+  loop
+    taken := cardinality(holding) = 0;  -- then any head fits
+    if taken then
+      delete from aiodlock.waiter w where w.ctid = (
+        select l.ctid from aiodlock.waiter l where l.key = s.key and l.arrival >= s.head order by l.arrival limit 1
+      ) returning w.* into head;
+    else
+      select * into head from aiodlock.waiter w where w.key = s.key and w.arrival >= s.head order by w.arrival limit 1;
+    end if;
+    exit when head.id is null;
+    if head.deadline > s.now_ms + head.length then
+      -- The clock was set back. All at once: many dead waiters cost together what one costs.
+      update aiodlock.waiter w set deadline = s.now_ms + w.length
+        where w.key = s.key and w.deadline > s.now_ms + w.length;
+      head.deadline := s.now_ms + head.length;
+    end if;
+    if s.now_ms < head.deadline then
+      held := case when cardinality(holding) > 1 or (holding[1]).owner = head.owner
+              then aiodlock.token_of(head.owner, holding, s.now_ms) end;
+      if held > 0 or (held < 0 and head.mode <> 'x') then
+        held := abs(held);
+      elsif taken or (head.mode <> 'x' and aiodlock.fits(head.mode, holding, s.places)) then
+        held := greatest(s.token + 1, s.now_us);
+        s.token := held;
+        s.keep_until := greatest(s.keep_until, held / 1000 + 1 + s.retention);
+      else
+        exit;
+      end if;
+      h := aiodlock.granted_waiter(head, held, s.now_ms);
+      holding := holding || h;
+      s.keep_until := greatest(s.keep_until, h.deadline + h.delay, h.hold_until);
+      s.durable := true;
+      if h.id = rid then
+        s.mine := h;
+      end if;
+      if head.lingers then
+        late := late || h.id;
+      else
+        s.heard := aiodlock.say(s.heard, s.caller, h.client, concat_ws(' ', 'granted', h.id, s.key, held));
+      end if;
+    end if;
+    if not taken then
+      delete from aiodlock.waiter w where w.id = head.id;
+    end if;
+    s.head := head.arrival + 1;
+    s.moved := true;
+  end loop;
+  s.head := coalesce(head.arrival, 0);
+  s.head_deadline := coalesce(head.deadline, 0);
+  s.head_length := coalesce(head.length, 0);
+  s.holders := holding;
+  s.changed := true;
+  s.freed := false;
+  return case when late is null then s else aiodlock.tell_lingering(s, rid, late) end;
+end $$;
+
+-- A holder that was a waiter. It keeps the deadline it had: a ghost that is granted costs no more than one that waits.
+create function aiodlock.granted_waiter(w aiodlock.waiter, token bigint, now_ms bigint) returns aiodlock.holder
+language plpgsql immutable as $$
+begin
+  return row(
+    w.id, w.mode, token, w.deadline, w.length, w.delay, w.owner, w.client, w.hold, now_ms + w.hold, false, 0, w.note,
+    w.description, w.lingers::integer
+  )::aiodlock.holder;
+end $$;
+
+-- Tell those that linger of their grants. While anybody waits, each holder that lingers is recalled.
+create function aiodlock.tell_lingering(s aiodlock.situation, rid text, granted text[]) returns aiodlock.situation
+language plpgsql as $$
+declare
+  h aiodlock.holder;
+begin
+  for place in 1 .. cardinality(s.holders) loop
+    h := s.holders[place];
+    if h.id = any (granted) then
+      if s.head > 0 then
+        h.lingers := 2;
+        s.holders[place] := h;
+      end if;
+      if h.id = rid then
+        s.mine := h;
+      end if;
+      s.heard := aiodlock.say(s.heard, s.caller, h.client,
+        concat_ws(' ', 'granted', h.id, s.key, h.token || case when s.head > 0 then 'r' else '' end));
+    end if;
+  end loop;
+  return s;
+end $$;
+
+-- What has changed of the request's own record: it lingers although others wait, or its body begins.
+create function aiodlock.touch_mine(s aiodlock.situation, begins boolean) returns aiodlock.situation language plpgsql as $$
+declare
+  mine aiodlock.holder := s.mine;
+begin
+  if mine.lingers = 1 and s.head > 0 then
+    mine.lingers := 2;  -- it has got in past those who wait, as its owner holds
+  end if;
+  if begins and not mine.began and s.now_ms < mine.deadline then
+    mine.began := true;
+    s.changed := true;
+  end if;
+  if mine is distinct from s.mine then
+    for place in 1 .. cardinality(s.holders) loop
+      if (s.holders[place]).id = mine.id then
+        s.holders[place] := mine;
+      end if;
+    end loop;
+    s.mine := mine;
+  end if;
+  return s;
+end $$;
+
+-- What a waiter is answered.
+create function aiodlock.waiting_answer(s aiodlock.situation, left_ms bigint, arrival bigint) returns text
+language plpgsql immutable as $$
+begin
+  return 'waiting ' || left_ms || ' ' || case when arrival = s.head
+    then greatest(0, coalesce(aiodlock.earliest_end(s.holders), s.now_ms) - s.now_ms) else -1 end
+    || ' ' || greatest(s.token, s.now_us);
+end $$;
+
+-- Extend the first of these messages, as long as they are about this name and each is of a live holder. Their answers are in
+-- `answer`, a line each; null: there is none. Where many hold they extend together: to walk through all of them for each
+-- one would take too long.
+create function aiodlock.extend_holders(s aiodlock.situation, ops text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  holding aiodlock.holder[] := s.holders;
+  ids text[] := case when cardinality(holding) = 1 then array[(holding[1]).id]
+                else array(select u.id from unnest(holding) with ordinality u order by u.ordinality) end;
+  op text;
+  f text[];
+  seat integer;
+  mine aiodlock.holder;
+begin
+  foreach op in array ops loop
+    f := string_to_array(op, E'\t');
+    seat := array_position(ids, f[3]);
+    exit when f[1] <> 'extend' or f[2] <> s.key or seat is null;
+    mine := aiodlock.clamped(holding[seat], s.now_ms);
+    exit when s.now_ms >= mine.deadline;
+    -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
+    mine.deadline := greatest(mine.deadline, s.now_ms + f[4]::bigint);
+    mine.length := greatest(f[4]::bigint, mine.deadline - s.now_ms);
+    mine.began := mine.began or f[5] is not null;
+    holding[seat] := mine;
+    if @is_unlogged@ and mine.length + mine.delay > s.noted then
+      perform aiodlock.note_length(mine.length + mine.delay);
+      s.noted := mine.length + mine.delay;
+    end if;
+    s.keep_until := greatest(s.keep_until, aiodlock.closed_until(mine));
+    s.changed := true;
+    s.durable := true;
+    s.answer := concat_ws(E'\n', s.answer,
+      case when mine.lingers = 2 then 'recalled ' else 'held ' end || mine.token || ' ' || mine.deadline - s.now_ms);
+  end loop;
+  s.holders := holding;
+  return s;
+end $$;
+
+-- Extend a request that does not hold, or no more.
+create function aiodlock.extend(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  rid text := f[3];
+  wished bigint := f[4]::bigint;
+  own aiodlock.waiter;           -- the request, if it waits
+  held bigint;
+begin
+  s := aiodlock.settle(s, rid);
+  s.durable := true;
+  if s.head > 0 then
+    select * into own from aiodlock.waiter w where w.id = rid and w.key = s.key;
+  end if;
+  if own.id is not null then
+    own.deadline := least(own.deadline, s.now_ms + own.length);
+    if s.now_ms < own.deadline then
+      own.deadline := greatest(own.deadline, s.now_ms + wished);
+      own.length := greatest(wished, own.deadline - s.now_ms);
+      update aiodlock.waiter w set deadline = own.deadline, length = own.length where w.id = rid;
+      if own.arrival = s.head then
+        -- Or it would not be noticed that the clock was set back by less than this.
+        s.head_deadline := own.deadline;
+        s.head_length := own.length;
+        s.changed := true;
+      end if;
+    else
+      -- Too late, and maybe at the head: then the next one has to be told, nobody else will.
+      delete from aiodlock.waiter w where w.id = rid;
+      s.moved := own.arrival = s.head;
+      s.freed := s.freed or s.moved;
+      own := null;
+    end if;
+  end if;
+  loop
+    if s.head > 0 then
+      s := aiodlock.grant_queue(s, rid);
+      if s.now_ms < (s.mine).deadline then
+        own := null;
+      end if;
+    end if;
+    -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
+    exit when own.id is null or left(own.owner, 1) <> 'u' or cardinality(s.holders) = 0;
+    held := aiodlock.token_of(own.owner, s.holders, s.now_ms);
+    exit when held is null or (held < 0 and own.mode = 'x');
+    s.moved := s.moved or own.deadline + own.delay < aiodlock.earliest_end(s.holders);
+    s.mine := aiodlock.granted_waiter(own, abs(held), s.now_ms);
+    s.holders := s.holders || s.mine;
+    s.keep_until := greatest(s.keep_until, (s.mine).deadline + (s.mine).delay, (s.mine).hold_until);
+    s.changed := true;
+    s.freed := true;
+    delete from aiodlock.waiter w where w.id = rid;
+    own := null;
+  end loop;
+  if s.now_ms < (s.mine).deadline then
+    s := aiodlock.touch_mine(s, f[5] is not null);
+    s.answer := case when (s.mine).lingers = 2 then 'recalled ' else 'held ' end || (s.mine).token || ' '
+                || (s.mine).deadline - s.now_ms;
+  elsif own.id is not null then
+    s.answer := aiodlock.waiting_answer(s, own.deadline - s.now_ms, own.arrival);
+  else
+    s.answer := aiodlock.or_broken(rid, s.now_ms, case when (s.mine).id is not null then 'gone expired'
+                when cardinality(s.holders) > 0 then 'gone taken_over' else 'gone gone' end);
+  end if;
+  return s;
+end $$;
+
+-- An operator may have broken the lease.
+create function aiodlock.or_broken(rid text, now_ms bigint, answer text) returns text language plpgsql stable as $$
+begin
+  if exists (select from aiodlock.broken b where b.id = rid and now_ms < b.keep_until) then
+    return 'gone broken';
+  end if;
+  return answer;
+end $$;
+
+-- Of unlogged tables: keep the longest lease, and see whether names are still closed after a crash.
+create function aiodlock.note_acquire(s aiodlock.situation, asked bigint) returns aiodlock.situation language plpgsql as $$
+declare
+  opened_at bigint;
+begin
+  if asked > s.noted then
+    perform aiodlock.note_length(asked);
+  end if;
+  if s.noted = 0 then
+    -- No request for the name has passed here since the tables were last emptied. A row alone says nothing: a leave with
+    -- a marker, a break and a forget make one too.
+    opened_at := aiodlock.opened(s.now_ms);
+    if s.now_ms < opened_at then
+      s.answer := 'closed ' || opened_at - s.now_ms;
+      s.durable := true;  -- the longest lease, too: later requests find it noted
+      return s;
+    end if;
+  end if;
+  if asked > s.noted then
+    s.noted := asked;
+    s.changed := true;
+  end if;
+  return s;
+end $$;
+
+-- How many may hold. The first request says how many places a semaphore has. Others have to say the same, or to follow.
+create function aiodlock.count_places(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  asked bigint := substr(f[4], 2)::bigint;
+  resizes boolean := coalesce(right(f[13], 6) = 'resize', false);
+begin
+  if (s.mine).id is not null and s.now_ms < aiodlock.closed_until(s.mine) then
+    return s;
+  elsif s.head > 0 and exists (
+    select from aiodlock.waiter w where w.id = f[3] and w.key = s.key and s.now_ms < w.deadline) then
+    return s;
+  elsif resizes or (cardinality(s.holders) = 0 and s.head = 0) then
+    s.places := asked;
+    s.resized := resizes;
+    s.changed := true;
+    s.freed := true;
+    if s.head > 0 then
+      return aiodlock.grant_queue(s, f[3]);
+    end if;
+  elsif asked <> s.places and not s.resized then
+    s.answer := 'limit s' || s.places;
+  end if;
+  return s;
+end $$;
+
+-- Each holder that lingers is told, once, that others want the name. Also one that is overdue: if the clock is set back, it
+-- may be live again.
+create function aiodlock.recall_holders(s aiodlock.situation) returns aiodlock.situation language plpgsql as $$
+declare
+  h aiodlock.holder;
+begin
+  for place in 1 .. cardinality(s.holders) loop
+    h := s.holders[place];
+    if h.lingers = 1 then
+      h.lingers := 2;
+      s.holders[place] := h;
+      s.changed := true;
+      s.heard := aiodlock.say(s.heard, s.caller, h.client, 'recall ' || h.id || ' ' || s.key);
+    end if;
+  end loop;
+  return s;
+end $$;
+
+-- Queue a request, or find it in the queue, and answer it.
+create function aiodlock.enqueue(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  own aiodlock.waiter;
+begin
+  -- The arrival is the time, or more if the clock was set back. So no number is used twice.
+  loop
+    insert into aiodlock.waiter as w
+      select s.key, coalesce(max(l.arrival) + 1, s.now_us), f[3], f[4], f[5], f[8]::bigint, s.caller,
+          s.now_ms + f[7]::bigint, f[7]::bigint, s.now_ms, coalesce(f[12]::bigint, 0), coalesce(f[10], ''),
+          coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
+        from aiodlock.waiter l where l.key = s.key and l.arrival >= s.now_us
+      on conflict (id) do nothing returning w.* into own;
+    exit when own.id is not null;
+    -- The message was repeated. The request keeps its place, unless it is overdue.
+    select * into own from aiodlock.waiter w where w.id = f[3] and w.key = s.key and s.now_ms < w.deadline;
+    exit when own.id is not null;
+    delete from aiodlock.waiter w where w.id = f[3];
+  end loop;
+  if s.head = 0 then
+    s.head := own.arrival;
+    s.head_deadline := own.deadline;
+    s.head_length := own.length;
+    s.changed := true;
+  end if;
+  s.answer := aiodlock.waiting_answer(s, least(own.deadline - s.now_ms, own.length), own.arrival);
+  return s;
+end $$;
+
+create function aiodlock.acquire(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  rid text := f[3];
+  mode text := f[4];
+  length_ms bigint := f[6]::bigint;
+  hold bigint := coalesce(f[12]::bigint, 0);
+  begins boolean := coalesce(left(f[13], 6) = 'begins', false);
+  own aiodlock.waiter;           -- the request, if it waits
+  held bigint;
+begin
+  if s.now_ms < s.marked_until
+    and exists (select from aiodlock.marker m where m.id = rid and s.now_ms < m.keep_until) then
+    s.answer := 'gone gone';
+    return s;
+  end if;
+  if @is_unlogged@ then
+    s := aiodlock.note_acquire(s, greatest(length_ms + f[8]::bigint, hold));
+    if s.answer is not null then
+      return s;
+    end if;
+  end if;
+  s := aiodlock.settle(s, rid);
+  s.durable := true;
+  if s.head > 0 then
+    s := aiodlock.grant_queue(s, rid);
+  end if;
+  if length(mode) > 1 then
+    s := aiodlock.count_places(s, f);
+  end if;
+  if (s.mine).id is not null then
+    s := aiodlock.touch_mine(s, begins);
+    if s.now_ms < (s.mine).deadline then
+      s.answer := case when (s.mine).lingers = 2 then 'recalled ' else 'granted ' end || (s.mine).token || ' '
+                  || (s.mine).deadline - s.now_ms;
+      return s;
+    elsif s.now_ms < aiodlock.closed_until(s.mine) then
+      s.answer := 'gone gone';
+      return s;
+    end if;
+  end if;
+
+  held := case when cardinality(s.holders) > 1 or (s.holders[1]).owner = f[5]
+          then aiodlock.token_of(f[5], s.holders, s.now_ms) end;
+  if s.head > 0 and (held is not null or f[9] = 'nowait') then
+    select * into own from aiodlock.waiter w where w.id = rid and w.key = s.key and s.now_ms < w.deadline;
+    if own.id is null then
+      -- Overdue: it must not come back with the clock, beside what this message makes of the request.
+      delete from aiodlock.waiter w where w.id = rid;
+    end if;
+  end if;
+  if own.id is not null then
+    return aiodlock.enqueue(s, f);
+  elsif s.answer is not null then
+    return s;
+  elsif held < 0 and mode = 'x' then
+    s.answer := 'deadlock';
+  elsif held is not null
+    or (s.head = 0 and (cardinality(s.holders) = 0 or (mode <> 'x' and aiodlock.fits(mode, s.holders, s.places)))) then
+    s.mine := row(
+      rid, mode, abs(held), s.now_ms + length_ms, length_ms, f[8]::bigint, f[5], s.caller, hold, s.now_ms + hold, begins,
+      0, coalesce(f[10], ''), coalesce(f[11], ''),
+      case when f[13] = 'linger' then case when s.head > 0 then 2 else 1 end else 0 end
+    );
+    if held is null then
+      s.token := greatest(s.token + 1, s.now_us);
+      s.mine.token := s.token;
+      s.keep_until := greatest(s.keep_until, s.token / 1000 + 1 + s.retention);
+    else
+      s.moved := s.moved or aiodlock.closed_until(s.mine) < aiodlock.earliest_end(s.holders);
+    end if;
+    s.holders := s.holders || s.mine;
+    s.keep_until := greatest(s.keep_until, (s.mine).deadline + (s.mine).delay, (s.mine).hold_until);
+    s.changed := true;
+    s.answer := case when (s.mine).lingers = 2 then 'recalled ' else 'granted ' end || (s.mine).token || ' ' || length_ms;
+  else
+    s := aiodlock.recall_holders(s);
+    if f[9] = 'nowait' then
+      s.answer := 'busy';
+    else
+      s := aiodlock.enqueue(s, f);
+    end if;
+  end if;
+  return s;
+end $$;
+
+-- Keep the result of what is to be done once, and tell all who wait.
+create function aiodlock.record_result(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  client text;
+  ids text;
+begin
+  s.recorded_until := s.now_ms + f[6]::bigint;
+  s.result := f[7];
+  s.keep_until := greatest(s.keep_until, s.recorded_until);
+  insert into aiodlock.record values (s.key, f[3], f[7], s.recorded_until, s.now_ms)
+    on conflict (key) do update
+    set id = excluded.id, result = excluded.result, keep_until = excluded.keep_until, recorded_at = excluded.recorded_at;
+  for client, ids in
+    with waiting as (
+      delete from aiodlock.waiter w where w.key = s.key and w.arrival >= s.head returning w.client, w.id, w.arrival
+    )
+    select w.client, string_agg(w.id, ',' order by w.arrival) from waiting w group by w.client order by min(w.arrival)
+  loop
+    -- A notification has less than 8000 bytes. Ids and names in keys are ASCII.
+    s.heard := aiodlock.say(s.heard, s.caller, client,
+      'done ' || case when length(ids) + length(s.key) < 7900 then ids else '*' end || ' ' || s.key);
+  end loop;
+  s.holders := '{}';
+  s.head := 0;
+  s.head_deadline := 0;
+  s.head_length := 0;
+  s.changed := true;
+  s.durable := true;
+  s.answer := 'recorded';
+  return s;
+end $$;
+
+-- What a leave makes of the request's record, if that holds: nothing, or what still keeps the name closed. Sets no answer if
+-- the lease was lost, here or for its holder: within the lock-delay leaving does not open the name early.
+create function aiodlock.end_mine(s aiodlock.situation, why text) returns aiodlock.situation language plpgsql as $$
+declare
+  mine aiodlock.holder := s.mine;
+  closed bigint := aiodlock.closed_until(mine);
+  kept aiodlock.holder[];        -- in its place; null: the record stays as it is
+  h aiodlock.holder;
+begin
+  if mine.rest > 0 and s.now_ms < closed then
+    s.answer := 'released';  -- an earlier message has done it
+  elsif s.now_ms >= mine.deadline and s.now_ms < closed and why = 'unused' then
+    s.moved := mine.began and mine.hold_until > mine.deadline + mine.delay;  -- the grant came too late
+    mine.began := false;
+    mine.hold_until := 0;
+    kept := case when s.now_ms < mine.deadline + mine.delay then array[mine] else '{}' end;
+  elsif s.now_ms < mine.deadline and why = 'lost' and (mine.delay > 0 or (mine.began and s.now_ms < mine.hold_until)) then
+    null;
+  elsif s.now_ms < mine.deadline and why in ('ended', 'recorded') and s.now_ms < mine.hold_until then
+    s.moved := mine.hold_until < closed;
+    mine.deadline := s.now_ms;
+    mine.length := 0;
+    mine.rest := mine.hold_until - s.now_ms;
+    kept := array[mine];
+    s.keep_until := greatest(s.keep_until, mine.hold_until);
+    s.durable := true;
+    s.answer := 'released';
+  elsif s.now_ms < mine.deadline then
+    kept := '{}';
+    s.answer := 'released';
+  end if;
+  if kept is not null then
+    if cardinality(s.holders) > 1 then
+      foreach h in array s.holders loop
+        if h.id <> mine.id then
+          kept := kept || h;
+        end if;
+      end loop;
+    end if;
+    s.holders := kept;
+    s.changed := true;
+    s.freed := true;
+  end if;
+  return s;
+end $$;
+
+create function aiodlock.leave(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  rid text := f[3];
+  withdrawn bigint;              -- when it has arrived, if it was waiting
+begin
+  s := aiodlock.settle(s, rid);
+  if f[4] <> '0' then
+    insert into aiodlock.marker as m values (rid, s.now_ms + f[4]::bigint)
+      on conflict (id) do update set keep_until = greatest(m.keep_until, excluded.keep_until);
+    s.marked_until := greatest(s.marked_until, s.now_ms + f[4]::bigint);
+    s.keep_until := greatest(s.keep_until, s.marked_until);
+    s.changed := true;
+    s.durable := true;
+  end if;
+  if f[5] = 'recorded' and s.now_ms < s.recorded_until
+    and exists (select from aiodlock.record r where r.key = s.key and r.id = rid) then
+    s.answer := 'recorded';  -- the answer to an earlier message was lost
+    s.durable := true;
+    return s;
+  elsif f[5] = 'recorded' and s.now_ms < (s.mine).deadline then
+    return aiodlock.record_result(s, f);
+  end if;
+  if (s.mine).id is not null then
+    s := aiodlock.end_mine(s, f[5]);
+  end if;
+  if s.answer is null then
+    if s.head > 0 then
+      delete from aiodlock.waiter w where w.id = rid and w.key = s.key returning w.arrival into withdrawn;
+      if withdrawn = s.head then
+        s.moved := true;
+        s.freed := true;
+      end if;
+    end if;
+    s.answer := case when (s.mine).id is null and withdrawn is not null then 'withdrawn'
+                else aiodlock.or_broken(rid, s.now_ms, case when (s.mine).id is null then 'gone gone' else 'gone expired' end)
+                end;
+  end if;
+  if s.head > 0 then
+    s := aiodlock.grant_queue(s, rid);
+  end if;
+  return s;
+end $$;
+
+-- End all holders by force, or those with these tokens.
+create function aiodlock.break_holders(s aiodlock.situation, remember bigint, meant bigint[]) returns aiodlock.situation
+language plpgsql as $$
+declare
+  h aiodlock.holder;
+  kept aiodlock.holder[] := '{}';
+  broken integer := 0;
+begin
+  s := aiodlock.settle(s, null);
+  foreach h in array s.holders loop
+    if meant is not null and (s.now_ms >= h.deadline or h.token <> all (meant)) then
+      kept := kept || h;
+    elsif s.now_ms < h.deadline then
+      broken := broken + 1;
+      insert into aiodlock.broken as b values (h.id, greatest(s.now_ms + remember, h.deadline))
+        on conflict (id) do update set keep_until = greatest(b.keep_until, excluded.keep_until);
+      s.heard := aiodlock.say(s.heard, s.caller, h.client, concat_ws(' ', 'broken', h.id, s.key, h.token));
+    end if;
+  end loop;
+  s.holders := kept;
+  s.changed := true;
+  s.durable := true;
+  s.freed := true;
+  s.moved := true;
+  s.answer := 'broke ' || broken;
+  if s.head > 0 then
+    s := aiodlock.grant_queue(s, null);
+  end if;
+  return s;
+end $$;
+
+-- What operators and observers send.
+create function aiodlock.manage(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+declare
+  h aiodlock.holder;
+  kept aiodlock.holder[] := '{}';
+begin
+  case f[1]
+  when 'break' then
+    return aiodlock.break_holders(s, f[3]::bigint, string_to_array(f[4], ' ')::bigint[]);
+  when 'announce' then
+    perform aiodlock.tell('changes ' || s.key, s.key);
+    s.answer := 'announced';
+  when 'look' then
+    -- Somebody saw that the clock was set back. What is clamped at each look and never written would not end.
+    foreach h in array s.holders loop
+      kept := kept || aiodlock.clamped(h, s.now_ms);
+    end loop;
+    s.holders := kept;
+    update aiodlock.waiter w set deadline = s.now_ms + w.length
+      where s.head > 0 and w.key = s.key and w.arrival >= s.head and w.deadline > s.now_ms + w.length;
+    s.head_deadline := least(s.head_deadline, s.now_ms + s.head_length);
+    s.changed := true;
+    s.answer := 'looked';
+  when 'forget' then
+    s.answer := 'forgot ' || (s.now_ms < s.recorded_until)::integer;
+    delete from aiodlock.record r where r.key = s.key;
+    s.recorded_until := 0;
+    s.changed := true;
+    s.durable := true;
+  end case;
+  return s;
+end $$;
+
+-- A head that did not know when to look is told to, unless it will ask soon enough by itself.
+create function aiodlock.advise_head(s aiodlock.situation, rid text) returns aiodlock.situation language plpgsql as $$
+declare
+  its_id text;
+  its_client text;
+begin
+  if aiodlock.earliest_end(s.holders) < s.head_deadline - s.head_length * 2 / 3 then
+    select w.id, w.client into its_id, its_client from aiodlock.waiter w where w.key = s.key and w.arrival = s.head;
+    if its_id <> rid then
+      s.heard := aiodlock.say(s.heard, s.caller, its_client, 'look ' || its_id || ' ' || s.key);
+    end if;
+  end if;
+  return s;
+end $$;
+
+-- Carry one message out.
+create function aiodlock.carry_out(s aiodlock.situation, f text[]) returns aiodlock.situation language plpgsql as $$
+begin
+  s.moved := false;
+  if f[1] in ('acquire', 'extend') and s.now_ms < s.recorded_until then
+    s.answer := case when length(s.result) <= 256 then 'done ' || s.result else 'done' end;
+    s.durable := true;  -- what tells a record waits for a standby
+  elsif f[1] = 'acquire' then
+    s := aiodlock.acquire(s, f);
+  elsif f[1] = 'extend' then
+    s := aiodlock.extend(s, f);
+  elsif f[1] = 'leave' then
+    s := aiodlock.leave(s, f);
+  else
+    s := aiodlock.manage(s, f);
+  end if;
+  return case when s.moved and s.head > 0 then aiodlock.advise_head(s, f[3]) else s end;
+end $$;
+
 -- All messages of one client's turn of its event loop, in one call.
 --
 -- caller     the client's label
@@ -300,49 +1117,18 @@ end $$;
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
 @called@ as $$
-<<present>>
 declare
   ops text[] := string_to_array(messages, E'\n');
   most integer := cardinality(ops);
-  sequence integer[];            -- the messages' numbers, name by name; null: as they are
-  answers text[] := ops;         -- each is overwritten by its answer
-  heard text;                    -- each begins with a new line
-  now_us bigint;
-  now_ms bigint;
-  done boolean;
-  one_name boolean;
-  durable boolean;               -- what was written must survive a crash before anybody is told
-  -- The message.
-  number integer;
-  f text[];
-  verb text;
-  rid text;
-  -- The name, as it is in its row and as it will be written.
+  numbers integer[];             -- the messages' numbers, in the order in which they are carried out; null: as they are
+  step integer := 1;
   k text;
-  version bigint;                -- null: there is no row
-  last_token bigint;
-  keep_until bigint;
-  head_at bigint;
-  head_deadline bigint;
-  head_length bigint;
-  marked_until bigint;
-  recorded_until bigint;
-  result text;                   -- what is on record until then
-  places bigint;
-  resized boolean;
-  holding aiodlock.holder[];
-  ids text[];                    -- of `holding`, in its order; null if they were not read since it has changed
-  lone text;
-  noted bigint;
-  row_at tid;
-  changed boolean;               -- it has to be written
-  h aiodlock.holder;
-  token_held bigint;
-  ends bigint;
-  message text;
-  -- Of unlogged tables.
-  longest bigint;
-  opened_at bigint;
+  f text[];
+  answer text;
+  answers text := '';            -- in that order, each behind a new line
+  durable boolean := false;      -- as `s.durable`, of the short ways
+  s aiodlock.situation;
+  done boolean;
 begin
   -- Calls about the same name wait for each other here. The order is the same everywhere, so no two calls wait for
   -- each other. What needs no query is written as an assignment, because PERFORM would run one.
@@ -350,926 +1136,68 @@ begin
     done := aiodlock.check_isolation() is null;
   end if;
   k := split_part(messages, E'\t', 2);
-  one_name := most = 1 or cardinality(string_to_array(messages, E'\t' || k || E'\t')) = most + 1;
-  if one_name then
+  if most = 1 or cardinality(string_to_array(messages, E'\t' || k || E'\t')) = most + 1 then
     done := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
   else
-    select array_agg(locked.number) into sequence from (
-      select o.number, pg_advisory_xact_lock(1095323471, o.hash) from (
-        select u.number, hashtext(u.key) as hash from (
-          select e.number, split_part(e.op, E'\t', 2) as key from unnest(ops) with ordinality e(op, number)
-        ) u order by 2, u.key, 1
-      ) o
-    ) locked;
+    select array_agg(o.number), array_agg(o.op) into numbers, ops from (
+      select u.number, u.op, pg_advisory_xact_lock(1095323471, u.hash) from (
+        select e.number, e.op, hashtext(split_part(e.op, E'\t', 2)) as hash
+          from unnest(ops) with ordinality e(op, number) order by 3, split_part(e.op, E'\t', 2), 1
+      ) u
+    ) o;
   end if;
-  now_us := aiodlock.clock_us();
-  now_ms := now_us / 1000;
-  k := null;
+  s.now_us := aiodlock.clock_us();
+  s.now_ms := s.now_us / 1000;
+  s.caller := caller;
+  s.retention := retention;
 
-  for step in 1 .. most + 1 loop
-    exit when step > most and k is null;
-    number := coalesce(sequence[step], step);
-    f := string_to_array(ops[number], E'\t');
-
-    verb := f[1];
-    rid := f[3];
-    if step > most or k is distinct from f[2] then
-      -- Write the name of before. The row outlives its holding, and the last token by `retention`.
-      if changed then
-        -- Where nobody holds, nobody waits either.
-        lone := null;
-        h := null;
-        if cardinality(holding) < 2 and now_ms >= marked_until and recorded_until = 0 then
-          h := holding[1];
-          lone := case when h.id is null then ''
-                  when length(h.mode) = 1 and h.token = last_token and h.delay = 0 and h.hold = 0 and h.rest = 0 and h.lingers = 0 then h.id end;
-          if lone > '' then
-            holding := '{}';
-          end if;
-        end if;
-        if version is null then
-          insert into aiodlock.name values (
-            k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, recorded_until, places,
-            resized, holding, lone, coalesce(h.deadline, 0), coalesce(h.length, 0), aiodlock.lone_words(h), noted
-          );
-        else
-          -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of
-          -- the same version. So there are few of them.
-          update aiodlock.name n set
-              token = last_token, keep_until = present.keep_until, head = head_at,
-              head_deadline = present.head_deadline, head_length = present.head_length,
-              marked_until = present.marked_until, recorded_until = present.recorded_until,
-              places = present.places, resized = present.resized, holders = holding,
-              lone = present.lone, lone_until = coalesce(h.deadline, 0), lone_length = coalesce(h.length, 0),
-              lone_words = aiodlock.lone_words(h), noted = present.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-            where n.ctid = row_at;
-        end if;
-        changed := false;
-      end if;
-      exit when step > most;
-      k := f[2];
-      ids := null;
-      select n.ctid, n.version, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until,
-          n.recorded_until, n.places, n.resized, case when n.lone > '' then aiodlock.holders_of(n) else n.holders end,
-          n.lone, n.noted
-        into row_at, version, last_token, keep_until, head_at, head_deadline, head_length, marked_until,
-          recorded_until, places, resized, holding, lone, noted
-        from aiodlock.name n where n.key = k order by n.version desc limit 1;
-      if version is null then
-        last_token := 0;
-        keep_until := 0;
-        head_at := 0;
-        head_deadline := 0;
-        head_length := 0;
-        marked_until := 0;
-        recorded_until := 0;
-        places := 0;
-        resized := false;
-        holding := '{}';
-        lone := null;
-        noted := 0;
-      end if;
-      if recorded_until > 0 then
-        -- A sweep may have deleted it, by a later clock.
-        select r.result into result from aiodlock.record r where r.key = k;
-        if not found or now_ms >= recorded_until then
-          recorded_until := 0;  -- or it would come back when the clock is set back
-          changed := true;
+  while step <= most loop
+    f := string_to_array(ops[step], E'\t');
+    if f[2] is distinct from s.key then
+      if step = most or split_part(ops[step + 1], E'\t', 2) <> f[2] then
+        answer := aiodlock.short_way(caller, retention, s.now_us, ops[step], f);
+        if answer is not null then
+          durable := durable or f[1] <> 'leave';
+          answers := answers || E'\n' || answer;
+          step := step + 1;
+          continue;
         end if;
       end if;
+      if s.changed then
+        done := aiodlock.write_name(s) is null;
+      end if;
+      s := aiodlock.read_name(s, f[2]);
     end if;
-
-    declare  -- everything is null for each message
-      answer text;
-      mine aiodlock.holder;        -- the record of its request, if that holds
-      seat integer;                -- where in `holding` that is, if it is one of several and extends
-      own aiodlock.waiter;         -- the same, if it waits
-      head aiodlock.waiter;
-      taken boolean;               -- the head was removed from the queue
-      kept aiodlock.holder[];
-      client text;
-      nearer boolean;              -- the record keeps the name closed for less time than before
-      stale boolean;               -- records have to be clamped or dropped
-      asked bigint;                -- how many places a semaphore should have
-      freed boolean;               -- the head may get in now, or is another one
-      moved boolean;               -- the head is a new one, or its blocker ends sooner
-      late text[];                 -- granted and lingering: to be told when it is known whether somebody still waits
-    begin
-      -- The request's own record. Records to be clamped (the clock was set back) or dropped are rare.
-      if verb = 'extend' and cardinality(holding) > 1 then
-        -- Where many hold they extend together. To walk through all of them for each one would take too long.
-        ids := coalesce(ids, array(select u.id from unnest(holding) with ordinality u order by u.ordinality));
-        seat := array_position(ids, rid);
-        if seat is not null then
-          mine := holding[seat];
-          mine.deadline := least(mine.deadline, now_ms + mine.length);
-          mine.hold_until := least(mine.hold_until, now_ms + mine.hold);
-        end if;
-      end if;
-      if cardinality(holding) > 0 and (seat is null or now_ms >= mine.deadline) then
-        foreach h in array holding loop
-          if h.id = rid then
-            mine := h;
-            mine.deadline := least(h.deadline, now_ms + h.length);
-            mine.hold_until := least(h.hold_until, now_ms + h.hold);
-          end if;
-          stale := stale or h.deadline > now_ms + h.length or h.hold_until > now_ms + h.hold
-            or now_ms >= aiodlock.closed_until(h);
-        end loop;
-      end if;
-
-      if verb = 'extend' and now_ms < mine.deadline then
-        -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
-        mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
-        mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
-        mine.began := mine.began or f[5] is not null;
-        holding[coalesce(seat, 1)] := mine;
-        if @is_unlogged@ and mine.length + mine.delay > coalesce(longest, -1) then
-          longest := aiodlock.note_length(mine.length + mine.delay);
-        end if;
-        keep_until := greatest(keep_until, aiodlock.closed_until(mine));
-        changed := true;
-        durable := true;
-        answers[number] := case when mine.lingers = 2 then 'recalled ' else 'held ' end || mine.token || ' '
-                           || mine.deadline - now_ms;
-        continue;
-      elsif verb = 'announce' then
-        perform aiodlock.tell('changes ' || k, k);
-        answers[number] := 'announced';
-        continue;
-      elsif verb = 'look' then
-        -- Somebody saw that the clock was set back. What is clamped at each look and never written would not end.
-        kept := '{}';
-        foreach h in array holding loop
-          h.deadline := least(h.deadline, now_ms + h.length);
-          h.hold_until := least(h.hold_until, now_ms + h.hold);
-          kept := kept || h;
-        end loop;
-        holding := kept;
-        update aiodlock.waiter w set deadline = now_ms + w.length
-          where head_at > 0 and w.key = k and w.arrival >= head_at and w.deadline > now_ms + w.length;
-        head_deadline := least(head_deadline, now_ms + head_length);
-        changed := true;
-        answers[number] := 'looked';
-        continue;
-      elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
-        answers[number] := case when length(result) <= 256 then 'done ' || result else 'done' end;
-        durable := true;  -- what tells a record waits for a standby
-        continue;
-      elsif verb = 'forget' then
-        answers[number] := 'forgot ' || (now_ms < recorded_until)::integer;
-        delete from aiodlock.record r where r.key = k;
-        recorded_until := 0;
-        changed := true;
-        durable := true;
-        continue;
-      end if;
-      ids := null;
-
-      if verb = 'acquire' then
-        if now_ms < marked_until
-          and exists (select from aiodlock.marker m where m.id = rid and now_ms < m.keep_until) then
-          answers[number] := 'gone gone';
-          continue;
-        end if;
-        if @is_unlogged@ then
-          ends := greatest(f[6]::bigint + f[8]::bigint, f[12]::bigint);
-          if ends > coalesce(longest, -1) then
-            longest := aiodlock.note_length(ends);
-          end if;
-          if noted = 0 then
-            -- No request for the name has passed here since the tables were last emptied. A row alone says nothing: a
-            -- leave with a marker, a break and a forget make one too.
-            opened_at := coalesce(opened_at, aiodlock.opened(now_ms));
-            if now_ms < opened_at then
-              answers[number] := 'closed ' || opened_at - now_ms;
-              durable := true;  -- the longest lease, too: later requests find it noted
-              continue;
-            end if;
-          end if;
-          if ends > noted then
-            noted := ends;
-            changed := true;
-          end if;
-        end if;
-      end if;
-
-      if stale then
-        kept := '{}';
-        foreach h in array holding loop
-          h.deadline := least(h.deadline, now_ms + h.length);
-          h.hold_until := least(h.hold_until, now_ms + h.hold);
-          if now_ms < aiodlock.closed_until(h) then
-            kept := kept || h;
-          else
-            freed := true;
-          end if;
-        end loop;
-        holding := kept;
-        kept := null;
-        changed := true;
-      end if;
-
-      -- What the message changes by itself.
-      if verb = 'extend' then
-        if head_at > 0 then
-          select * into own from aiodlock.waiter w where w.id = rid and w.key = k;
-        end if;
-        if own.id is not null then
-          own.deadline := least(own.deadline, now_ms + own.length);
-          if now_ms < own.deadline then
-            own.deadline := greatest(own.deadline, now_ms + f[4]::bigint);
-            own.length := greatest(f[4]::bigint, own.deadline - now_ms);
-            update aiodlock.waiter w set deadline = own.deadline, length = own.length where w.id = rid;
-            if own.arrival = head_at then
-              -- Or it would not be noticed that the clock was set back by less than this.
-              head_deadline := own.deadline;
-              head_length := own.length;
-              changed := true;
-            end if;
-          else
-            -- Too late, and maybe at the head: then the next one has to be told, nobody else will.
-            delete from aiodlock.waiter w where w.id = rid;
-            moved := own.arrival = head_at;
-            freed := freed or moved;
-            own := null;
-          end if;
-        end if;
-      elsif verb = 'leave' then
-        if f[4] <> '0' then
-          insert into aiodlock.marker as m values (rid, now_ms + f[4]::bigint)
-            on conflict (id) do update set keep_until = greatest(m.keep_until, excluded.keep_until);
-          marked_until := greatest(marked_until, now_ms + f[4]::bigint);
-          keep_until := greatest(keep_until, marked_until);
-          changed := true;
-          durable := true;
-        end if;
-        if f[5] = 'recorded' and now_ms < recorded_until
-          and exists (select from aiodlock.record r where r.key = k and r.id = rid) then
-          answers[number] := 'recorded';  -- the answer to an earlier message was lost
-          durable := true;
-          continue;
-        elsif f[5] = 'recorded' and now_ms < mine.deadline then
-          recorded_until := now_ms + f[6]::bigint;
-          result := f[7];
-          keep_until := greatest(keep_until, recorded_until);
-          insert into aiodlock.record values (k, rid, f[7], recorded_until, now_ms)
-            on conflict (key) do update
-            set id = excluded.id, result = excluded.result, keep_until = excluded.keep_until, recorded_at = excluded.recorded_at;
-          for client, message in
-            with waiting as (
-              delete from aiodlock.waiter w where w.key = k and w.arrival >= head_at returning w.client, w.id, w.arrival
-            )
-            select w.client, string_agg(w.id, ',' order by w.arrival) from waiting w
-              group by w.client order by min(w.arrival)
-          loop
-            -- A notification has less than 8000 bytes. Ids and names in keys are ASCII.
-            message := 'done ' || case when length(message) + length(k) < 7900 then message else '*' end || ' ' || k;
-            if client = caller then
-              heard := coalesce(heard, '') || E'\n' || message;
-            else
-              perform aiodlock.tell(client, message);
-            end if;
-          end loop;
-          holding := '{}';
-          head_at := 0;
-          head_deadline := 0;
-          head_length := 0;
-          changed := true;
-          durable := true;
-          answers[number] := 'recorded';
-          continue;
-        end if;
-        -- What this leave makes of the request's record, if it holds: nothing, or what still keeps the name closed.
-        if mine.rest > 0 and now_ms < aiodlock.closed_until(mine) then
-          answer := 'released';  -- an earlier message has done it
-        elsif now_ms >= mine.deadline and now_ms < aiodlock.closed_until(mine) and f[5] = 'unused' then
-          nearer := mine.began and mine.hold_until > mine.deadline + mine.delay;  -- the grant came too late
-          mine.began := false;
-          mine.hold_until := 0;
-          kept := case when now_ms < mine.deadline + mine.delay then array[mine] else '{}' end;
-        elsif now_ms < mine.deadline and f[5] = 'lost'
-          and (mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then
-          null;
-        elsif now_ms < mine.deadline and f[5] in ('ended', 'recorded') and now_ms < mine.hold_until then
-          nearer := mine.hold_until < aiodlock.closed_until(mine);
-          mine.deadline := now_ms;
-          mine.length := 0;
-          mine.rest := mine.hold_until - now_ms;
-          kept := array[mine];
-          keep_until := greatest(keep_until, mine.hold_until);
-          durable := true;
-          answer := 'released';
-        elsif now_ms < mine.deadline then
-          kept := '{}';
-          answer := 'released';
-        end if;
-        if kept is not null then
-          if cardinality(holding) > 1 then
-            foreach h in array holding loop
-              if h.id <> rid then
-                kept := kept || h;
-              end if;
-            end loop;
-          end if;
-          holding := kept;
-          changed := true;
-          freed := true;
-          moved := moved or nearer;
-        end if;
-        if answer is null then
-          if head_at > 0 then
-            delete from aiodlock.waiter w where w.id = rid and w.key = k returning * into own;
-            if own.arrival = head_at then
-              moved := true;
-              freed := true;
-            end if;
-          end if;
-          -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
-          answer := case when mine.id is not null then 'gone expired' when own.id is not null then 'withdrawn'
-                    else 'gone gone' end;
-          own := null;
-        end if;
-      elsif verb = 'break' then
-        ends := 0;
-        kept := '{}';
-        foreach h in array holding loop
-          if f[4] is not null and (now_ms >= h.deadline or h.token <> all (string_to_array(f[4], ' ')::bigint[])) then
-            kept := kept || h;
-          elsif now_ms < h.deadline then
-            ends := ends + 1;
-            insert into aiodlock.broken as b values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
-              on conflict (id) do update set keep_until = greatest(b.keep_until, excluded.keep_until);
-            message := 'broken ' || h.id || ' ' || k || ' ' || h.token;
-            if h.client = caller then
-              heard := coalesce(heard, '') || E'\n' || message;
-            else
-              perform aiodlock.tell(h.client, message);
-            end if;
-          end if;
-        end loop;
-        holding := kept;
-        changed := true;
-        durable := true;
-        freed := true;
-        moved := true;
-        answer := 'broke ' || ends;
-      end if;
-
-      -- Grant from the head on, as far as the holders allow. Nobody passes the one that stays. As long as no holder
-      -- is gone and the head is not overdue, there is nothing to grant.
-      loop
-        if head_at > 0 and (freed or now_ms >= head_deadline or head_deadline > now_ms + head_length) then
-          loop
-            taken := cardinality(holding) = 0;  -- then any head fits
-            if taken then
-              delete from aiodlock.waiter w where w.ctid = (
-                select l.ctid from aiodlock.waiter l where l.key = k and l.arrival >= head_at order by l.arrival limit 1
-              ) returning w.* into head;
-            else
-              select * into head from aiodlock.waiter w
-                where w.key = k and w.arrival >= head_at order by w.arrival limit 1;
-            end if;
-            exit when head.id is null;
-            if head.deadline > now_ms + head.length then
-              -- The clock was set back. All at once: many dead waiters cost together what one costs.
-              update aiodlock.waiter w set deadline = now_ms + w.length
-                where w.key = k and w.deadline > now_ms + w.length;
-              head.deadline := now_ms + head.length;
-            end if;
-            if now_ms >= head.deadline then
-              if not taken then
-                delete from aiodlock.waiter w where w.id = head.id;
-              end if;
-              head_at := head.arrival + 1;
-              moved := true;
-              continue;
-            end if;
-            token_held := case when cardinality(holding) > 1 or (holding[1]).owner = head.owner
-                          then aiodlock.token_of(head.owner, holding, now_ms) end;
-            if token_held > 0 or (token_held < 0 and head.mode <> 'x') then
-              token_held := abs(token_held);
-            elsif cardinality(holding) = 0 or (head.mode <> 'x' and aiodlock.fits(head.mode, holding, places)) then
-              token_held := greatest(last_token + 1, now_us);
-              last_token := token_held;
-              keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
-            else
-              exit;
-            end if;
-            -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
-            h := row(
-              head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client,
-              head.hold, now_ms + head.hold, false, 0, head.note, head.description, head.lingers::integer
-            );
-            holding := holding || h;
-            keep_until := greatest(keep_until, h.deadline + h.delay, h.hold_until);
-            if not taken then
-              delete from aiodlock.waiter w where w.id = head.id;
-            end if;
-            head_at := head.arrival + 1;
-            durable := true;
-            moved := true;
-            if head.id = rid then
-              mine := h;
-              own := null;
-            end if;
-            message := head.id || ' ' || k || ' ' || token_held;
-            if head.lingers then
-              late := late || head.id;
-            elsif head.client = caller then
-              heard := coalesce(heard, '') || E'\ngranted ' || message;
-            else
-              perform aiodlock.tell(head.client, aiodlock.granted_word() || message);
-            end if;
-          end loop;
-          head_at := coalesce(head.arrival, 0);
-          head_deadline := coalesce(head.deadline, 0);
-          head_length := coalesce(head.length, 0);
-          changed := true;
-          freed := false;
-          if late is not null then
-            -- While anybody waits, each holder that lingers is recalled.
-            for place in 1 .. cardinality(holding) loop
-              h := holding[place];
-              if h.id = any (late) then
-                message := h.id || ' ' || k || ' ' || h.token;
-                if head_at > 0 then
-                  h.lingers := 2;
-                  holding[place] := h;
-                  message := message || 'r';
-                end if;
-                if h.id = rid then
-                  mine := h;
-                end if;
-                if h.client = caller then
-                  heard := coalesce(heard, '') || E'\ngranted ' || message;
-                else
-                  perform aiodlock.tell(h.client, aiodlock.granted_word() || message);
-                end if;
-              end if;
-            end loop;
-            late := null;
-          end if;
-        end if;
-        if verb = 'acquire' and length(f[4]) > 1 and asked is null then
-          -- The first one says how many places there are. Others have to say the same, or to follow.
-          asked := substr(f[4], 2)::bigint;
-          if head_at > 0 then
-            select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
-          end if;
-          if own.id is not null or (mine.id is not null and now_ms < aiodlock.closed_until(mine)) then
-            null;  -- known
-          elsif right(f[13], 6) = 'resize' or (cardinality(holding) = 0 and head_at = 0) then
-            places := asked;
-            resized := coalesce(right(f[13], 6) = 'resize', false);
-            changed := true;
-            freed := true;
-            continue;
-          elsif asked <> places and not resized then
-            answer := 'limit s' || places;
-          end if;
-        end if;
-        -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
-        exit when verb <> 'extend' or own.id is null or left(own.owner, 1) <> 'u' or cardinality(holding) = 0;
-        token_held := aiodlock.token_of(own.owner, holding, now_ms);
-        exit when token_held is null or (token_held < 0 and own.mode = 'x');
-        moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);
-        mine := row(
-          rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client,
-          own.hold, now_ms + own.hold, false, 0, own.note, own.description, own.lingers::integer
-        );
-        holding := holding || mine;
-        keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
-        changed := true;
-        durable := true;
-        freed := true;
-        delete from aiodlock.waiter w where w.id = rid;
-        own := null;
-      end loop;
-
-      if mine.lingers = 1 and head_at > 0 then
-        mine.lingers := 2;  -- it has got in past those who wait, as its owner holds
-        for place in 1 .. cardinality(holding) loop
-          if holding[place].id = rid then
-            holding[place] := mine;
-          end if;
-        end loop;
-      end if;
-      if not mine.began and now_ms < mine.deadline
-        and (verb = 'extend' and f[5] is not null or verb = 'acquire' and left(f[13], 6) = 'begins') then
-        mine.began := true;
-        for place in 1 .. cardinality(holding) loop
-          if holding[place].id = rid then
-            holding[place] := mine;
-          end if;
-        end loop;
-        changed := true;
-      end if;
-
-      if verb = 'extend' then
-        if now_ms < mine.deadline then
-          answer := case when mine.lingers = 2 then 'recalled ' else 'held ' end || mine.token || ' '
-                    || mine.deadline - now_ms;
-        elsif own.id is not null then
-          ends := case when own.arrival = head_at
-                  then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms) else -1 end;
-          answer := 'waiting ' || own.deadline - now_ms || ' ' || ends || ' ' || greatest(last_token, now_us);
-        else
-          answer := case when mine.id is not null then 'gone expired'
-                    when cardinality(holding) > 0 then 'gone taken_over' else 'gone gone' end;
-        end if;
-      elsif verb = 'acquire' then
-        token_held := case when cardinality(holding) > 1 or (holding[1]).owner = f[5]
-                      then aiodlock.token_of(f[5], holding, now_ms) end;
-        if head_at > 0 and own.id is null and (token_held is not null or f[9] = 'nowait') then
-          select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
-          if own.id is null then
-            -- Overdue: it must not come back with the clock, beside what this message makes of the request.
-            delete from aiodlock.waiter w where w.id = rid;
-          end if;
-        end if;
-        if mine.id is not null and now_ms < mine.deadline then
-          answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' '
-                    || mine.deadline - now_ms;
-        elsif mine.id is not null and now_ms < aiodlock.closed_until(mine) then
-          answer := 'gone gone';
-        elsif own.id is not null or answer is not null then
-          null;
-        elsif token_held < 0 and f[4] = 'x' then
-          answer := 'deadlock';
-        elsif token_held is not null
-          or (head_at = 0 and (cardinality(holding) = 0 or (f[4] <> 'x' and aiodlock.fits(f[4], holding, places)))) then
-          ends := coalesce(f[12]::bigint, 0);
-          mine := row(
-            rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
-            ends, now_ms + ends, coalesce(left(f[13], 6) = 'begins', false), 0, coalesce(f[10], ''),
-            coalesce(f[11], ''), case when f[13] = 'linger' then case when head_at > 0 then 2 else 1 end else 0 end
-          );
-          if token_held is null then
-            last_token := greatest(last_token + 1, now_us);
-            mine.token := last_token;
-            keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
-          else
-            moved := moved or aiodlock.closed_until(mine) < aiodlock.earliest_end(holding);
-          end if;
-          holding := holding || mine;
-          keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
-          changed := true;
-          answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' ' || f[6];
-        else
-          -- Each holder that lingers is told, once, that others want the name. Also one that is overdue: if the clock is set
-          -- back, it may be live again.
-          for place in 1 .. cardinality(holding) loop
-            h := holding[place];
-            if h.lingers = 1 then
-              h.lingers := 2;
-              holding[place] := h;
-              changed := true;
-              message := 'recall ' || h.id || ' ' || k;
-              if h.client = caller then
-                heard := coalesce(heard, '') || E'\n' || message;
-              else
-                perform aiodlock.tell(h.client, message);
-              end if;
-            end if;
-          end loop;
-        end if;
-        if answer is not null or own.id is not null then
-          null;
-        elsif f[9] = 'nowait' then
-          answer := 'busy';
-        else
-          -- The arrival is the time, or more if the clock was set back. So no number is used twice.
-          loop
-            insert into aiodlock.waiter as w
-              select k, coalesce(max(l.arrival) + 1, now_us), rid, f[4], f[5], f[8]::bigint, caller,
-                  now_ms + f[7]::bigint, f[7]::bigint, now_ms, coalesce(f[12]::bigint, 0), coalesce(f[10], ''),
-                  coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
-                from aiodlock.waiter l where l.key = k and l.arrival >= now_us
-              on conflict (id) do nothing returning w.* into own;
-            exit when own.id is not null;
-            -- The message was repeated. The request keeps its place, unless it is overdue.
-            select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
-            exit when own.id is not null;
-            delete from aiodlock.waiter w where w.id = rid;
-          end loop;
-          if head_at = 0 then
-            head_at := own.arrival;
-            head_deadline := own.deadline;
-            head_length := own.length;
-            changed := true;
-          end if;
-        end if;
-        if answer is null then
-          ends := case when own.arrival = head_at
-                  then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms) else -1 end;
-          answer := 'waiting ' || least(own.deadline - now_ms, own.length) || ' ' || ends || ' '
-                    || greatest(last_token, now_us);
-        end if;
-      end if;
-      if verb <> 'acquire' and left(answer, 4) = 'gone'
-        and exists (select from aiodlock.broken b where b.id = rid and now_ms < b.keep_until) then
-        answer := 'gone broken';
-      end if;
-
-      -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
-      if moved and head_at > 0 then
-        if head.id is null then
-          select * into head from aiodlock.waiter w where w.key = k and w.arrival = head_at;
-        end if;
-        if head.id <> rid and aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then
-          message := 'look ' || head.id || ' ' || k;
-          if head.client = caller then
-            heard := coalesce(heard, '') || E'\n' || message;
-          else
-            perform aiodlock.tell(head.client, message);
-          end if;
-        end if;
-      end if;
-      if verb <> 'leave' then
-        durable := true;
-      end if;
-      answers[number] := answer;
-    end;
+    s.answer := null;
+    if f[1] = 'extend' and cardinality(s.holders) > 0 then
+      s := aiodlock.extend_holders(s, ops[step:]);
+    end if;
+    if s.answer is null then
+      s := aiodlock.carry_out(s, f);
+    end if;
+    answers := answers || E'\n' || s.answer;
+    step := step + cardinality(string_to_array(s.answer, E'\n'));
   end loop;
+  if s.changed then
+    done := aiodlock.write_name(s) is null;
+  end if;
 
-  if durable is null then
+  if not (durable or coalesce(s.durable, false)) then
     -- Only releases: if a crash of the server forgets one, the lease ends at its deadline.
     done := set_config('synchronous_commit', 'off', true) is null;
   elsif current_setting('synchronous_standby_names') <> '' then
     perform aiodlock.wait_for_standby();
   end if;
-  if length(heard) > 16000 then
+  if numbers is not null then
+    select string_agg(E'\n' || a.answer, '' order by a.number) into answers
+      from unnest(string_to_array(substr(answers, 2), E'\n'), numbers) a(answer, number);
+  end if;
+  if length(s.heard) > 16000 then
     -- An answer must fit into what a connection takes without a reader: else a client that is paused would keep its
     -- names locked. Hints can be left out, and the client asks about all that it has.
-    heard := E'\nlook * ' || k;
+    s.heard := E'\nlook * ' || s.key;
   end if;
-  return array_to_string(answers, E'\n') || coalesce(heard, '');
-end $$;
-
--- The messages with one verb, each with its number, its fields, the length of its lease, and where the newest row of
--- its name is. The offset keeps the fields from being taken apart again wherever they are used.
-create function aiodlock.rows_of(ops text[], verb text) returns table (number integer, op text, f text[], ttl bigint, row_at tid)
-language sql stable as $$
-  select number::integer, op, f, case verb when 'acquire' then f[6] when 'extend' then f[4] end::bigint,
-      (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-    from (
-      select o.number, o.op, string_to_array(o.op, E'\t') as f from unnest(ops) with ordinality o(op, number) offset 0
-    ) fields
-    where f[1] = verb offset 0
-$$;
-
--- As `turn`, for one message that acquires without lock-delay, hold and limit. If the name is free, one statement does
--- it. If one other request holds it alone, this one is queued without a look at the queue.
-create function aiodlock.acquire_one(caller text, retention bigint, message text, k text, rid text, ttl bigint) returns text
-@called@ as $$
-declare
-  now_us bigint := case when pg_advisory_xact_lock(1095323471, hashtext(k)) is null then 0 else aiodlock.clock_us() end;
-  now_ms bigint;
-  f text[];
-  row_at tid;
-  head_at bigint;
-  look bigint;
-  last_token bigint;
-  arrived bigint;
-  answer text;
-begin
-  update aiodlock.name n set
-      token = now_us, keep_until = greatest(n.keep_until, now_us / 1000 + ttl, now_us / 1000 + 1 + retention),
-      lone = rid, lone_until = now_us / 1000 + ttl, lone_length = ttl, lone_words = caller || E'\t' || message,
-      writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-    where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-      and n.lone = '' and n.token < now_us and (not @is_unlogged@ or ttl <= n.noted)
-    returning 'granted ' || now_us || ' ' || ttl into answer;
-  if answer is not null then
-    return answer;
-  end if;
-
-  -- With a lone holder nothing is on record, and there are markers only if the clock was set back.
-  f := string_to_array(message, E'\t');
-  now_ms := now_us / 1000;
-  select n.place, n.head, n.token, n.lone_until - now_ms into row_at, head_at, last_token, look
-    from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
-    where n.lone > '' and n.lone <> rid and now_ms < n.lone_until and n.lone_until <= now_ms + n.lone_length
-      and split_part(n.lone_words, E'\t', 6) <> f[5] and right(n.lone_words, 7) <> E'\tlinger'
-      and (f[4] = 'x' or split_part(n.lone_words, E'\t', 5) = 'x') and f[9] = 'wait'
-      and (n.head = 0 or (now_ms < n.head_deadline and n.head_deadline <= now_ms + n.head_length))
-      and n.marked_until <= now_ms and (not @is_unlogged@ or ttl <= n.noted)
-      and current_setting('transaction_isolation') = 'read committed';
-  if found then
-    insert into aiodlock.waiter as w values (
-        k, coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = k and l.arrival >= now_us), now_us),
-        rid, f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
-        coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
-      ) on conflict (id) do nothing returning w.arrival into arrived;
-  end if;
-  if arrived is null then
-    return aiodlock.turn(caller, retention, message);
-  end if;
-  if head_at = 0 then
-    update aiodlock.name n set
-        head = arrived, head_deadline = now_ms + f[7]::bigint, head_length = f[7]::bigint,
-        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-      where n.ctid = row_at;
-  end if;
-  return 'waiting ' || f[7] || ' ' || case when head_at = 0 then look else -1 end || ' ' || greatest(last_token, now_us);
-end $$;
-
--- As `turn`, for one message that leaves without a marker, by `ended` or `lost`; in front of it there may be one about
--- the same name as `acquire_one` takes. The only holder releases with one statement if nobody waits. If all that is
--- to be done is to grant to the first waiter, who excludes all others, two statements do it.
-create function aiodlock.leave_one(caller text, retention bigint, messages text, k text, rid text) returns text
-@called@ as $$
-declare
-  now_us bigint := case when pg_advisory_xact_lock(1095323471, hashtext(k)) is null then 0 else aiodlock.clock_us() end;
-  now_ms bigint := now_us / 1000;
-  f text[];                      -- the message in front
-  row_at tid;
-  new_token bigint;
-  -- Who is to hold.
-  place tid;
-  its_client text;
-  its_id text;
-  its_deadline bigint;
-  its_length bigint;
-  its_words text;
-  -- The first waiter then, and when the message in front arrived.
-  first_at bigint;
-  first_deadline bigint;
-  first_length bigint;
-  arrived bigint;
-  message text;
-  answer text;
-  done boolean;
-begin
-  if left(messages, 7) = 'acquire' then
-    f := string_to_array(split_part(messages, E'\n', 1), E'\t');
-  else
-    update aiodlock.name n set lone = ''
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-        and n.lone = rid and n.head = 0 and now_ms < n.lone_until
-      returning 'released' into answer;
-    if answer is not null then
-      if not @is_unlogged@ then
-        done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
-      end if;
-      return answer;
-    end if;
-  end if;
-
-  -- The next waiter must not hold by its owner, nor be overdue, nor have to be told when to look. Where nobody waits
-  -- there is no `w`: then `head > 0` spares its search. It has nothing on record if `lone` is set.
-  select n.place, greatest(n.token + 1, now_us), w.place, w.client, w.id, w.deadline, w.length,
-      concat_ws(E'\t', w.client, '', '', '', w.mode, w.owner, '', '', '', '', w.note, w.description),
-      coalesce(x.arrival, a.arrival, 0), coalesce(x.deadline, a.deadline, 0), coalesce(x.length, a.length, 0), a.arrival,
-      coalesce('waiting ' || a.length || ' -1 ' || greatest(n.token, now_us) || E'\n', '') || 'released',
-      w.id || ' ' || k || ' ' || greatest(n.token + 1, now_us)
-    into row_at, new_token, place, its_client, its_id, its_deadline, its_length, its_words, first_at,
-      first_deadline, first_length, arrived, answer, message
-    from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
-    cross join lateral (
-      select l.ctid as place, l.* from aiodlock.waiter l where l.key = k and l.arrival >= n.head order by l.arrival limit 1
-    ) w
-    left join lateral (
-      select l.* from aiodlock.waiter l where l.key = k and l.arrival > w.arrival order by l.arrival limit 1
-    ) x on true
-    left join lateral (
-      select coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = k and l.arrival >= now_us), now_us)
-          as arrival, now_ms + f[7]::bigint as deadline, f[7]::bigint as length
-        where f is not null
-    ) a on true
-    where n.lone = rid and now_ms < n.lone_until and n.head > 0 and n.marked_until <= now_ms
-      and w.mode = 'x' and w.delay = 0 and w.hold = 0 and not w.lingers
-      and now_ms < w.deadline and w.deadline <= now_ms + w.length
-      and (x.id is null or (now_ms < x.deadline and x.deadline <= now_ms + x.length and x.owner <> w.owner
-        and x.deadline - x.length * 2 / 3 <= w.deadline))
-      and (f is null or (f[5] <> split_part(n.lone_words, E'\t', 6) and f[5] <> w.owner and f[9] = 'wait' and f[3] <> rid
-        and (not @is_unlogged@ or f[6]::bigint <= n.noted) and a.deadline - a.length * 2 / 3 <= w.deadline
-        and not exists (select from aiodlock.waiter l where l.id = f[3])))
-      and current_setting('transaction_isolation') = 'read committed';
-  if answer is null then
-    return aiodlock.turn(caller, retention, messages);
-  end if;
-  with gone as (
-    delete from aiodlock.waiter w where w.ctid = place
-  ), queued as (
-    insert into aiodlock.waiter
-      select k, arrived, f[3], f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
-          coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
-        where arrived is not null
-  )
-  update aiodlock.name n set
-      token = new_token, keep_until = greatest(n.keep_until, its_deadline, new_token / 1000 + 1 + retention),
-      head = first_at, head_deadline = first_deadline, head_length = first_length,
-      lone = its_id, lone_until = its_deadline, lone_length = its_length, lone_words = its_words,
-      writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-    where n.ctid = row_at;
-  if its_client = caller then
-    return answer || E'\ngranted ' || message;
-  end if;
-  done := aiodlock.tell(its_client, aiodlock.granted_word() || message) is null;
-  return answer;
-end $$;
-
--- As `turn`, for many messages. If each is about a name of its own, all free names are acquired with one statement,
--- all lone holders are extended with one, and all that release are released with one.
-create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
-@called@ set enable_hashjoin = off set enable_mergejoin = off set enable_material = off as $$
-declare
-  ops text[] := string_to_array(messages, E'\n');
-  most integer := cardinality(ops);
-  names integer;
-  answers text[] := array_fill(null::text, array[most]);
-  answered integer := 0;
-  number integer;
-  answer text;
-  further text[];                -- what `turn` says to the other messages, and what is notified
-  rest text := '';
-  synchronous text;
-  durable boolean := false;
-  now_us bigint;
-  now_ms bigint;
-begin
-  -- In the order of `turn`, so that no two calls wait for each other.
-  select count(distinct locked.key) into names from (
-    select u.key, pg_advisory_xact_lock(1095323471, u.hash) from (
-      select n.key, hashtext(n.key) as hash from (select split_part(op, E'\t', 2) as key from unnest(ops) op) n
-        order by 2, 1
-    ) u
-  ) locked;
-  if names < most then
-    return aiodlock.turn(caller, retention, messages);
-  end if;
-  now_us := aiodlock.clock_us();
-  now_ms := now_us / 1000;
-
-  if strpos(messages, E'acquire\t') > 0 then
-    for number, answer in
-      update aiodlock.name n set
-          token = now_us, keep_until = greatest(n.keep_until, now_ms + a.ttl, now_ms + 1 + retention),
-          lone = a.f[3], lone_until = now_ms + a.ttl, lone_length = a.ttl, lone_words = caller || E'\t' || a.op,
-          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-        from aiodlock.rows_of(ops, 'acquire') a
-        where n.ctid = a.row_at and n.lone = '' and n.token < now_us and (not @is_unlogged@ or a.ttl <= n.noted)
-          and a.f[8] = '0' and length(a.f[4]) = 1 and (a.f[12] is null or a.f[13] = 'linger')
-        returning a.number, 'granted ' || now_us || ' ' || a.ttl
-    loop
-      answers[number] := answer;
-      answered := answered + 1;
-      durable := true;
-    end loop;
-  end if;
-  if strpos(messages, E'extend\t') > 0 then
-    for number, answer in
-      update aiodlock.name n set
-          keep_until = greatest(n.keep_until, now_ms + a.ttl), lone_until = now_ms + a.ttl, lone_length = a.ttl,
-          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-        from aiodlock.rows_of(ops, 'extend') a
-        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + a.ttl
-          and (not @is_unlogged@ or a.ttl <= n.noted)
-        returning a.number, 'held ' || n.token || ' ' || a.ttl
-    loop
-      answers[number] := answer;
-      answered := answered + 1;
-      durable := true;
-    end loop;
-  end if;
-  if strpos(messages, E'leave\t') > 0 then
-    for number in
-      update aiodlock.name n set lone = ''
-        from aiodlock.rows_of(ops, 'leave') a
-        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0
-          and a.f[4] = '0' and a.f[5] in ('ended', 'lost')
-        returning a.number
-    loop
-      answers[number] := 'released';
-      answered := answered + 1;
-    end loop;
-  end if;
-
-  synchronous := current_setting('synchronous_commit');
-  if answered < most then
-    for place in 1 .. most loop
-      if answers[place] is null then
-        rest := rest || case when rest = '' then '' else E'\n' end || ops[place];
-      end if;
-    end loop;
-    further := string_to_array(aiodlock.turn(caller, retention, rest), E'\n');
-    number := 0;
-    for place in 1 .. most loop
-      if answers[place] is null then
-        number := number + 1;
-        answers[place] := further[number];
-      end if;
-    end loop;
-    answers := answers || further[number + 1 :];
-    if durable then
-      synchronous := set_config('synchronous_commit', synchronous, true);
-    end if;
-  elsif not durable then
-    synchronous := set_config('synchronous_commit', 'off', true);  -- as in `turn`
-  end if;
-  return array_to_string(answers, E'\n');
+  return substr(answers, 2) || coalesce(s.heard, '');
 end $$;
 
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay

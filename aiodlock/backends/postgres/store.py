@@ -33,7 +33,7 @@ from .._label import make_label
 from ..asked import Asked
 from ..base import Unanswered
 from ..kept import Notices
-from .calls import ACQUIRE_ONE, LEAVE_ONE, TURN, TURN_MANY, Calls
+from .calls import Calls
 from .connection import Connection, ask
 from .history import History, history_of
 from .inspection import Inspection
@@ -303,28 +303,22 @@ class PostgresBackend(Asked):
         return "gone gone" if row["result"] is None else f"done {row['result']}"
 
     def _acquiring(self, request: StoreRequest, wait: bool) -> Message:
-        terms, key, ttl = (
-            request.terms,
-            self._calls.key(request.kind, request.name),
-            _ms(request.terms.ttl),
-        )
+        terms = request.terms
         text = "\t".join(
             (
                 "acquire",
-                key,
+                self._calls.key(request.kind, request.name),
                 request.id,
                 _wire_mode(request),
                 request.owner,
-                str(ttl),
+                str(_ms(terms.ttl)),
                 str(_ms(terms.waiter_ttl)),
                 str(_ms(terms.lock_delay)),
                 "wait" if wait else "nowait",
                 *self._further(request),
             )
         )
-        if terms.lock_delay or terms.limit or terms.hold_at_least:
-            return Message(text, TURN)
-        return Message(text, ACQUIRE_ONE, (key, request.id, ttl))
+        return Message(text)
 
     def _further(self, request: StoreRequest) -> Sequence[str]:
         """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
@@ -347,7 +341,7 @@ class PostgresBackend(Asked):
         key = self._calls.key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         text = f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}"
-        answer = self._messages.submit(Message(text, TURN_MANY, lease=length))
+        answer = self._messages.submit(Message(text, length))
         return Extended(answer, sent, partial(self._recorded, key))
 
     def server_of(self, request: StoreRequest) -> object:
@@ -366,9 +360,7 @@ class PostgresBackend(Asked):
             result, keep = end.record
             words = ["recorded", str(_ms(keep)), quote(result, safe="")]
         text = "\t".join(("leave", key, request.id, str(marker), *words))
-        if marker or words[0] not in ("ended", "lost"):
-            return Message(text, TURN)
-        return Message(text, LEAVE_ONE, (key, request.id))
+        return Message(text)
 
     async def leave(
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None

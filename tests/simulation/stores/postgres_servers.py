@@ -20,6 +20,8 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from aiodlock.backends.postgres import calls
+
 from ..world import World
 from . import postgres_statements as statements
 from .postgres_tables import Notified, Tables, Turned, copy_of, recorded
@@ -257,7 +259,7 @@ class Session:
     def _run(self, sql: str, args: tuple[Any, ...]) -> Steps:
         refuses = self.server.refuses_calls
         # Who enters and has no rights is told so, for good.
-        if refuses is not None and (sql in statements.TURNS or not refuses[0].startswith("42")):
+        if refuses is not None and (sql == calls.TURN or not refuses[0].startswith("42")):
             if self.transaction is not None:
                 self._abort(self.transaction)
             raise Refused(*refuses)

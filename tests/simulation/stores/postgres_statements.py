@@ -16,8 +16,6 @@ from .postgres_tables import Notified, Row
 if TYPE_CHECKING:
     from .postgres_servers import Server, Session, Steps
 
-#: What carries messages out.
-TURNS = (calls.TURN, calls.TURN_MANY, calls.ACQUIRE_ONE, calls.LEAVE_ONE)
 _IDLE = re.compile(r"idle_in_transaction_session_timeout = (\d+)")
 _NOTIFY = re.compile(r"pg_notify\('(.*?)', '(.*?)'\) where .* = (\d+) and .* h\.id = '(.*?)'")
 _SAME = re.compile(r"select where pg_catalog\.pg_backend_pid\(\) = (\d+)$")
@@ -26,7 +24,7 @@ _TIMED_OUT = ("25006", "cannot execute INSERT in a read-only transaction")
 
 def run(session: Session, sql: str, args: tuple[Any, ...]) -> Steps:
     """Carry one statement out."""
-    if sql in TURNS:
+    if sql == calls.TURN:
         return (yield from _turn(session, args))
     if sql.startswith("begin; "):
         found = _IDLE.search(sql)
@@ -63,7 +61,7 @@ def _commit(session: Session) -> Steps:
 
 def _turn(session: Session, args: tuple[Any, ...]) -> Steps:
     server = session.server
-    label, retention, text, *_, version, history = args
+    label, retention, text, version, history = args
     if not _is_known(server, version, history):
         return None
     return (yield from session.turn(label, retention, text))

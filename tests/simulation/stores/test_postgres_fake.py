@@ -110,22 +110,8 @@ def _ask(database: Database, sql: str, *args: Any) -> Any:
 
 
 def _really(database: Database, now_us: int, client: str, text: str) -> str:
-    """Call the function that a client calls for such messages."""
     database.do(database.connection.execute(f"set aiodlock.clock = {now_us}"))
-    lines = [line.split("\t") for line in text.split("\n")]
-    more: list[Any] = []
-    way = "turn_many" if len({fields[1] for fields in lines}) == len(lines) > 1 else "turn"
-    if len(lines) == 1:
-        verb, key, id, *rest = *lines[0], "", ""
-        plain = len(lines[0]) <= 11 and rest[4:5] == ["0"] and len(rest[0]) == 1
-        if verb == "acquire" and plain:
-            way, more = "acquire_one", [key, id, int(rest[2])]
-        elif verb == "leave" and rest[0] == "0" and rest[1] in ("ended", "lost"):
-            way, more = "leave_one", [key, id]
-        elif verb == "extend":
-            way = "turn_many"
-    places = ", ".join(f"${number}" for number in range(1, 4 + len(more)))
-    rows = _ask(database, f"select aiodlock.{way}({places})", client, _RETENTION, text, *more)
+    rows = _ask(database, "select aiodlock.turn($1, $2, $3)", client, _RETENTION, text)
     answer: str = rows[0][0]
     return answer
 
