@@ -15,22 +15,35 @@ _INSTALLING = 1095323470
 #: How long one who installs waits for each lock (ms).
 _LOCKED_MOST = 1500
 _FUNCTIONS = "-- FUNCTIONS:"
-_FOR_EACH_FUNCTION = """
+_DROP_FUNCTIONS = """
 do $$
 declare
   f regprocedure;
 begin
   for f in select oid from pg_proc where pronamespace = 'aiodlock'::regnamespace loop
-    execute {};
+    execute 'drop function ' || f;
   end loop;
 end $$
 """
-_DROP_FUNCTIONS = _FOR_EACH_FUNCTION.format("'drop function ' || f")
-#: Functions have the rights of their owner, whoever upgrades.
-_GIVE_TO_OWNER = _FOR_EACH_FUNCTION.format(
-    "format('alter function %s owner to %I', f, "
-    "(select tableowner from pg_tables where schemaname = 'aiodlock' and tablename = 'meta'))"
-)
+#: Functions have the rights of their owner, whoever upgrades. What they use is the owner's, too.
+_GIVE_TO_OWNER = """
+do $$
+declare
+  its_owner regrole := (select relowner from pg_class where oid = 'aiodlock.meta'::regclass);
+  given text;
+begin
+  for given in
+    select 'function ' || oid::regprocedure from pg_proc where pronamespace = 'aiodlock'::regnamespace
+    union all
+    select 'table ' || oid::regclass from pg_class
+      where relnamespace = 'aiodlock'::regnamespace and relkind = 'r' and relowner <> its_owner
+    union all
+    select 'type aiodlock.situation'
+  loop
+    execute format('alter %s owner to %s', given, its_owner);
+  end loop;
+end $$
+"""
 #: Who may use functions besides their owner, which ones, and whether these are all.
 _RIGHTS = """
 select case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end,
