@@ -18,7 +18,7 @@ from aiodlock._departure import Departure
 from aiodlock._model import End, Gone, StoreRequest, Terms, Waiting
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import Stage
-from aiodlock.backends.redis import calls, packing, replies
+from aiodlock.backends.redis import calls, messages, replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
@@ -508,7 +508,7 @@ async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     assert source != LEAVE.source
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     without = dataclasses.replace(LEAVE, source=source, sha=sha)
-    for module in (calls, packing):
+    for module in (calls, messages):
         monkeypatch.setattr(module, "LEAVE", without)
     with pytest.raises(AssertionError):
         await check(proxy, unlucky, store, client)

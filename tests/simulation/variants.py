@@ -26,9 +26,10 @@ from aiodlock.backends.kept import Stage
 from aiodlock.backends.kept_place import KeptPlace
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
-from aiodlock.backends.redis.calls import wire_mode
 from aiodlock.backends.redis.connections import Connections
 from aiodlock.backends.redis.deployment import Deployment
+from aiodlock.backends.redis.keys import keys_of
+from aiodlock.backends.redis.messages import wire_mode
 from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.quorum.confirming import Confirming
 from aiodlock.backends.redis.quorum.giving_back import GivingBack
@@ -107,7 +108,7 @@ class _TwoSteps(RedisBackend):
     ) -> Granted | Waiting | Refused | Gone:
         link = self.server.link
         wire = link.wire or await link.wait_up()
-        keys = self.calls.keys(request)
+        keys = keys_of(self.server.settings.prefix, request.kind, request.name)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
         try:
             if not await wire.send("EXISTS", *names):

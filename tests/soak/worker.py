@@ -21,7 +21,7 @@ from pathlib import Path
 import aiodlock
 from aiodlock import Lease, LockLost
 from aiodlock._clock import now
-from aiodlock.backends.redis import packing
+from aiodlock.backends.redis import messages
 from aiodlock.backends.redis.keys import keys_of
 
 from .journal import SEVERAL, Journal
@@ -218,7 +218,7 @@ def _state_of(place: object) -> dict[str, object]:
 
 async def main(source: str, journal: str, seed: str, tasks: str, ttl: str) -> None:
     # What is kept of names has limits: filled at the start, or soon, it does not look like a leak.
-    packing._MOST_PACKED = 512
+    messages._MOST_TEMPLATES = 512
     for number in range(keys_of.cache_info().maxsize or 0):
         keys_of("aiodlock", "lock", f"once-{number:012x}")
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here

@@ -1,15 +1,15 @@
-"""Messages that are put together from packed pieces are those that hiredis packs."""
+"""Messages that are templates with holes are, when these are filled, those that hiredis packs."""
 
 from __future__ import annotations
 
 import hiredis
 import pytest
 
-from aiodlock._model import StoreRequest, Terms
+from aiodlock._model import ENDED, LOST, StoreRequest, Terms
 from aiodlock.backends.redis.calls import Calls, ClientChannel
 from aiodlock.backends.redis.keys import base_of, keys_of, name_of
-from aiodlock.backends.redis.packing import pack_extend
-from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
+from aiodlock.backends.redis.messages import Call
+from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE, Script
 from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
@@ -34,14 +34,34 @@ def _requests(name: str) -> list[StoreRequest]:
     ]
 
 
+def _words(packed: bytes, script: Script) -> list[bytes]:
+    """Read the words of a call; the sizes in front of them are right."""
+    reader = hiredis.Reader()
+    reader.feed(packed)
+    words: list[bytes] = reader.gets()
+    assert reader.gets() is False, "there is no more of it"
+    assert words[:2] == [b"EVALSHA", script.sha]
+    assert packed == hiredis.pack_command(tuple(words))  # type: ignore[arg-type]
+    return words
+
+
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_acquire(calls: Calls, name: str, wait: bool) -> None:
     for request in _requests(name) * 2:
-        names, arguments = calls._acquiring(request, wait)
-        whole = ("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments)
-        packed = calls._packing.acquire(request, wait, calls._acquiring)
-        assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
+        keys, terms = keys_of("p", "lock", name), request.terms
+        whole = Call.of(
+            ACQUIRE,
+            (*keys[:4], keys.marker + request.id),
+            (
+                *(request.id, "x", request.owner),
+                *(round(1000 * length) for length in (terms.ttl, 10.0, terms.lock_delay)),
+                *("label", "p:2:client:", 60000, "PUBLISH", "wait" if wait else "nowait", "", ""),
+            ),
+        )
+        packed = calls.messages.acquire(request, wait)
+        _words(packed, ACQUIRE)
+        assert packed == whole.packed
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -49,33 +69,53 @@ def test_acquire(calls: Calls, name: str, wait: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_leave(calls: Calls, name: str, late: bool, lost: bool) -> None:
     for request in _requests(name) * 2:
-        names, arguments = calls._leaving(request, late, lost)
-        whole = ("EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments)
-        packed = calls._packing.leave(request, late, lost, calls._leaving)
-        assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
+        keys = keys_of("p", "lock", name)
+        request.end = LOST if lost else ENDED
+        whole = Call.of(
+            LEAVE,
+            (*keys[:4], keys.marker + request.id, keys.broken),
+            (
+                *(request.id, "p:2:client:", 60000, "PUBLISH"),
+                60000 if late else 0,
+                request.end.word,
+            ),
+        )
+        packed = calls.messages.leave(request, late)
+        _words(packed, LEAVE)
+        assert packed == whole.packed
 
 
-def test_pieces_are_kept_for_a_bounded_number_of_names(
+def test_templates_are_kept_for_a_bounded_number_of_names(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodlock.backends.redis.packing._MOST_PACKED", 10)
+    monkeypatch.setattr("aiodlock.backends.redis.messages._MOST_TEMPLATES", 10)
     for number in range(100):
         for request in _requests(f"name {number}"):
-            calls._packing.acquire(request, True, calls._acquiring)
-            calls._packing.leave(request, False, False, calls._leaving)
-    assert len(calls._packing._acquires) <= 10
-    assert len(calls._packing._leaves) <= 10
+            calls.messages.acquire(request, True)
+            calls.messages.leave(request, False)
+    assert len(calls.messages._acquires) <= 10
+    assert len(calls.messages._leaves) <= 10
 
 
 @pytest.mark.parametrize("length", [0.05, 10.0, 86_400.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_extend(calls: Calls, name: str, length: float) -> None:
     for request in _requests(name):
-        names, arguments = calls._extending(request, length)
-        whole = ("EVALSHA", EXTEND.sha, EXTEND.number_of_keys, *names, *arguments)
-        base, speaking = names[0].removesuffix(":state"), arguments[3:]
-        packed = pack_extend(base, request, round(length * 1000), speaking)
-        assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
+        whole = calls.messages._extend_by_word(request, length)
+        packed = calls.messages.extend(request, length)
+        _words(packed, EXTEND)
+        assert packed == whole.packed
+
+
+@pytest.mark.parametrize("script", [ACQUIRE, EXTEND, LEAVE])
+def test_call_with_the_source_says_the_same(script: Script) -> None:
+    call = Call.of(script, ("key", "order:ä"), ("one", b"\r\n$7\r\nEVALSHA\r\n", 3))
+    reader = hiredis.Reader()
+    reader.feed(call.with_source)
+    words = reader.gets()
+    assert reader.gets() is False
+    assert words[:2] == [b"EVAL", script.source]
+    assert words[2:] == _words(call.packed, script)[2:]
 
 
 @pytest.mark.parametrize("name", NAMES)

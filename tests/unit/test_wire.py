@@ -13,7 +13,7 @@ import pytest
 from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.refusals import ReplyError
-from aiodlock.backends.redis.wire import TransportWire, Wire
+from aiodlock.backends.redis.wire import Callback, TransportWire, Wire
 
 from ..scenes import until
 
@@ -30,6 +30,11 @@ class Silent(Wire):
 
     def answer(self, reply: Any) -> None:
         self._receive(reply)
+
+    def call(
+        self, command: bytes, on_reply: Callable[[Any], object], within: float | None = None
+    ) -> None:
+        self.put(command, Callback(asyncio.get_running_loop(), on_reply), within=within)
 
 
 async def test_reply_is_heard_while_it_is_read() -> None:
@@ -110,7 +115,7 @@ async def test_of_thousands_of_commands_a_thousand_are_on_their_way_and_urgent_o
     wire, heard, urgent = Silent(60.0), list[Any](), asyncio.get_running_loop().create_future()
     for number in range(2500):
         wire.call(b"%d " % number, heard.append)
-    wire.carry(b"urgent ", urgent, lease=60.0, urgent=True)
+    wire.put(b"urgent ", urgent, lease=60.0, urgent=True)
     await asyncio.sleep(0)
     order = [*map(str, range(1000)), "urgent", *map(str, range(1000, 2500))]
     assert wire.written == order[:1001]
@@ -176,7 +181,8 @@ def on_transport(answers: int) -> tuple[TransportWire, Transport, list[Any]]:
     connection: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), _reader=None)
     wire = TransportWire(connection, Patience(60.0))
     for _ in range(answers):
-        wire.call(b"command", heard.append, within=0.0)
+        reader = Callback(asyncio.get_running_loop(), heard.append)
+        wire.put(b"command", reader, within=0.0)
     return wire, transport, heard
 
 

@@ -44,6 +44,7 @@ class RedisBackend:
         return f"<RedisBackend {self.server.described}>"
 
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
+        self.calls.listener = listener
         await self.server.run(listener, ready)
 
     @property

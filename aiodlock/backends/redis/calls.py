@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..._clock import now
 from ..._errors import BackendError
 from ..._model import Gone, Granted, Left, Refused, StoreRequest, Waiting
 from ..base import Unanswered
-from .keys import Keys, base_of, keys_of, name_of
-from .packing import KeysAndArguments, Packing, how_of, pack_call, pack_extend, words_of
+from ..kept import Notices
+from .keys import keys_of, name_of
+from .messages import Call, Channels, Messages
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
-from .replies import left_of, outcome_of
-from .scripts import ACQUIRE, EXTEND, LEAVE, Words
+from .replies import grants_of, left_of, outcome_of
+from .scripts import ACQUIRE, EXTEND, LEAVE
 from .server import Server
-from .wire import Wire
-
-
-class Channels(Protocol):
-    """The channels that waiters are notified on."""
-
-    def words(self, base: str) -> Words:
-        """Return what scripts need to notify waiters of a name: channel, token retention, command."""
-
-    def on_waiting(self, request: StoreRequest) -> None:
-        """The request is queued, or lingers: be sure that its notice arrives, or that it is recalled."""
-
-    def on_leaving(self, request: StoreRequest) -> None:
-        """The request does not wait any more."""
+from .wire import Awaited, Wire
 
 
 class ClientChannel:
     """The client's own channel, which it has subscribed to before its first request."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: tuple[str, int, str]) -> None:
         self._words = words
 
-    def words(self, base: str) -> Words:
+    def words(self, base: str) -> tuple[str, int, str]:
         return self._words
 
     def on_waiting(self, request: StoreRequest) -> None:
@@ -55,13 +43,13 @@ class Calls:
     def __init__(self, server: Server, channels: Channels) -> None:
         self._server = server
         self._channels = channels
-        self._prefix = server.settings.prefix
-        self._marker_ms = server.settings.marker_ms
-        self._packing = Packing()
-
-    def forget_packed(self) -> None:
-        """Pack all messages anew: what scripts need to notify waiters may have changed."""
-        self._packing.forget()
+        #: Who is told of grants, while the server's connections are kept up.
+        self.listener: Notices | None = None
+        settings = server.settings
+        self._prefix = settings.prefix
+        self.messages: Messages = Messages(
+            settings.prefix, server.label, settings.description, settings.marker_ms, channels
+        )
 
     # -- acquire -----------------------------------------------------------------------------------
 
@@ -75,15 +63,15 @@ class Calls:
         sent = now()
         extension = None
         try:
-            first = wire.send_packed(self._packing.acquire(request, wait, self._acquiring))
+            packed = self.messages.acquire(request, wait)
+            first = wire.send_packed(packed)
             if request.ambiguous and server.replicated is not None:
                 # A repeated acquire may write nothing, and then WAIT would cover nothing.
                 extension = self._extend(wire, request, request.terms.waiter_ttl)
             try:
                 reply = await first
             except ReplyError as refused:
-                keys, arguments = self._acquiring(request, wait)
-                reply = await server.after_refusal(wire, refused, ACQUIRE, keys, arguments)
+                reply = await server.run_again(wire, refused, Call(ACQUIRE, packed))
             finally:
                 del first  # as in `Server.result`
         except Unanswered:
@@ -100,32 +88,6 @@ class Calls:
                 return await self._extend(wire, request, request.terms.ttl)
         return answer
 
-    def _acquiring(self, request: StoreRequest, wait: bool) -> KeysAndArguments:
-        keys = self.keys(request)
-        marker = keys.marker + request.id
-        names = (
-            keys.state,
-            keys.queue,
-            keys.waiters,
-            keys.token,
-            marker,
-            *_record_of(request, keys),
-        )
-        arguments = (
-            request.id,
-            wire_mode(request),
-            request.owner,
-            _ms(request.terms.ttl),
-            _ms(request.terms.waiter_ttl),
-            _ms(request.terms.lock_delay),
-            self._server.label,
-            *self._channels.words(keys.base),
-            "wait" if wait else "nowait",
-            words_of(request, self._server.settings.description),
-            how_of(request),
-        )
-        return names, arguments
-
     # -- extend ------------------------------------------------------------------------------------
 
     def extend(
@@ -139,38 +101,20 @@ class Calls:
     def _extend(
         self, wire: Wire | ReplicatedWire, request: StoreRequest, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
-        if request.terms.hold_at_least or request.kind == "once":
-            packed = pack_call(EXTEND, *self._extending(request, length))
-        else:
-            base = base_of(self._prefix, request.kind, request.name)
-            packed = pack_extend(base, request, _ms(length), self._channels.words(base))
-        extension = _Extension(self, wire, request, length)
+        packed = self.messages.extend(request, length)
+        extension = _Extension(self, wire, request, packed)
         # Thousands of waiters of this client may come and go: no lease must be lost for that.
-        wire.carry(packed, extension, lease=length, urgent=request.granted)
+        wire.put(packed, extension, lease=length, urgent=request.granted)
         return extension
 
     async def _unreachable(self) -> Granted | Waiting | Gone:
         raise self._server.unreachable()
 
     async def extend_again(
-        self, wire: Wire | ReplicatedWire, refused: ReplyError, request: StoreRequest, length: float
+        self, wire: Wire | ReplicatedWire, refused: ReplyError, packed: bytes
     ) -> Any:
-        """Repeat an extension that was refused because the server has forgotten the script."""
-        keys, arguments = self._extending(request, length)
-        return await self._server.after_refusal(wire, refused, EXTEND, keys, arguments)
-
-    def _extending(self, request: StoreRequest, length: float) -> KeysAndArguments:
-        keys = self.keys(request)
-        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        begins = ["begins"] if request.terms.hold_at_least and request.begins else []
-        words = self._channels.words(keys.base)
-        return (*names, *_record_of(request, keys)), (
-            request.id,
-            _ms(length),
-            request.owner,
-            *words,
-            *begins,
-        )
+        """Repeat an extension that was refused, if the server has forgotten the script."""
+        return await self._server.run_again(wire, refused, Call(EXTEND, packed))
 
     def on_extended(self, request: StoreRequest, answer: object) -> None:
         if isinstance(answer, Waiting) or (request.lingers and isinstance(answer, Granted)):
@@ -181,8 +125,10 @@ class Calls:
     async def leave(
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
-        if request.end.record is not None:
-            return await self._record(request, *request.end.record)
+        record = request.end.record
+        if record is not None:
+            self._channels.on_leaving(request)
+            return await self._leave_by(self.messages.record(request, *record))
         link = self._server.link
         wire = link.wire
         if wire is None:
@@ -190,15 +136,28 @@ class Calls:
             wire = await link.wait_up()
             if within is not None:
                 within = max(0.001, within - (now() - started))
-        late = self._late(request, wire)
-        sent = now()
+        return await self._leave_on(wire, self._leaving(request, wire), within)
+
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        keys = keys_of(self._prefix, *name_of(where))
+        return await self._leave_by(self.messages.leave_unknown(request_id, keys, final))
+
+    async def _leave_by(self, call: Call) -> Left:
+        link = self._server.link
+        return await self._leave_on(link.wire or await link.wait_up(), call.packed, None)
+
+    async def _leave_on(self, wire: Wire, packed: bytes, within: float | None) -> Left:
+        release, sent = Awaited(self._on_left), now()
+        wire.put(packed, release, within=within)
         try:
-            reply = await wire.send_packed(self._packed_leave(request, late, lost), within=within)
+            reply = await release.answered
         except ReplyError as refused:
             if within is not None:
                 within = max(0.001, within - (now() - sent))
-            keys, arguments = self._leaving(request, late, lost)
-            reply = await self._server.after_refusal(wire, refused, LEAVE, keys, arguments, within)
+            call = Call(LEAVE, packed)
+            reply = await self._server.run_again(wire, refused, call, within, self._on_left)
+        finally:
+            del release  # as in `Server.result`
         return left_of(reply)
 
     def leave_later(
@@ -212,36 +171,30 @@ class Calls:
         if wire is None:
             return False
 
-        def on_reply(reply: Any) -> None:
-            result: Left | BackendError
-            if isinstance(reply, ReplyError):  # NOSCRIPT too: a repetition loads the script
-                result = self._server.translated(wire, reply)
-            elif isinstance(reply, BackendError):
-                result = reply
-            else:
+        def on_result(result: Any) -> None:
+            if not isinstance(result, BackendError):
+                self._on_left(result)
                 try:
-                    result = left_of(reply)
+                    result = left_of(result)
                 except BackendError as wrong:
                     result = wrong
             done(result)
 
-        packed = self._packed_leave(request, self._late(request, wire), lost)
-        wire.call(packed, on_reply, later=True)
+        call = Call(LEAVE, self._leaving(request, wire))
+        self._server.call(wire, call, on_result, later=True)
         return True
 
-    async def _record(self, request: StoreRequest, result: bytes, keep: float) -> Left:
-        keys = self.keys(request)
-        arguments = (
-            request.id,
-            *self._channels.words(keys.base),
-            self._marker_ms if request.ambiguous else 0,
-            "recorded",
-            result,
-            _ms(keep),
-        )
+    def _leaving(self, request: StoreRequest, wire: Wire) -> bytes:
         self._channels.on_leaving(request)
-        names = (*_leave_keys(keys, request.id), keys.record)
-        return left_of(await self._server.eval(LEAVE, names, arguments))
+        # An acquire may arrive after this leave; not one on this very wire, which is carried out before.
+        late = request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
+        return self.messages.leave(request, late)
+
+    def _on_left(self, reply: Any) -> None:
+        """Tell whom a release has granted to among this client's own waiters: no notice does."""
+        if type(reply) is list and len(reply) > 2 and self.listener is not None:
+            for request_id, token, state_key, recalled in grants_of(reply):
+                self.listener.on_granted(request_id, token, state_key, recalled)
 
     async def forget(self, name: str) -> bool:
         """Take the record of a success back; return whether there was one."""
@@ -250,46 +203,17 @@ class Calls:
         key = keys_of(self._prefix, "once", name).record
         return bool(await server.answer(wire.send("DEL", key)))
 
-    @staticmethod
-    def _late(request: StoreRequest, wire: Wire) -> bool:
-        """Whether an acquire may still arrive after this leave."""
-        # What is in flight on this very wire is carried out before this leave.
-        return request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
-
-    def _packed_leave(self, request: StoreRequest, late: bool, lost: bool) -> bytes:
-        self._channels.on_leaving(request)
-        return self._packing.leave(request, late, lost, self._leaving)
-
-    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
-        keys = keys_of(self._prefix, *name_of(where))
-        marker_ms = self._marker_ms if final else 0
-        arguments = (request_id, *self._channels.words(keys.base), marker_ms, "unused")
-        return left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
-
-    def _leaving(self, request: StoreRequest, late: bool, lost: bool) -> KeysAndArguments:
-        keys = self.keys(request)
-        arguments = (
-            request.id,
-            *self._channels.words(keys.base),
-            self._marker_ms if late else 0,
-            request.end.word,
-        )
-        return (*_leave_keys(keys, request.id), *_record_of(request, keys)), arguments
-
     # -- messages ----------------------------------------------------------------------------------
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
-        self._server.watch(self.keys(request).state, request.id, watching)
+        keys = keys_of(self._prefix, request.kind, request.name)
+        self._server.watch(keys.state, request.id, watching)
 
     def announce(self, kind: str, name: str) -> None:
         self._server.announce(keys_of(self._prefix, kind, name).changes)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         return self._server.observe(keys_of(self._prefix, kind, name).changes, changed)
-
-    def keys(self, request: StoreRequest) -> Keys:
-        """Return the keys of the request's name."""
-        return keys_of(self._prefix, request.kind, request.name)
 
 
 class Outcome:
@@ -311,15 +235,15 @@ class _Extension:
     object instead of a future, a coroutine and a closure. Only the first that is awaited needs a future.
     """
 
-    __slots__ = ("_calls", "_length", "_reply", "_request", "_sent", "_wire", "_woken")
+    __slots__ = ("_calls", "_packed", "_reply", "_request", "_sent", "_wire", "_woken")
 
     def __init__(
-        self, calls: Calls, wire: Wire | ReplicatedWire, request: StoreRequest, length: float
+        self, calls: Calls, wire: Wire | ReplicatedWire, request: StoreRequest, packed: bytes
     ) -> None:
         self._calls = calls
         self._wire = wire
         self._request = request
-        self._length = length
+        self._packed = packed
         self._sent = now()
         self._reply: Any = None
         self._woken: asyncio.Future[None] | None = None
@@ -340,7 +264,7 @@ class _Extension:
             yield from self._woken
         reply, calls, request = self._reply, self._calls, self._request
         if isinstance(reply, ReplyError):
-            again = calls.extend_again(self._wire, reply, request, self._length)
+            again = calls.extend_again(self._wire, reply, self._packed)
             reply = yield from again.__await__()
         elif isinstance(reply, Exception):
             raise reply
@@ -349,23 +273,3 @@ class _Extension:
         if isinstance(answer, Refused):
             return Gone("gone", answer.result)
         return answer
-
-
-def wire_mode(request: StoreRequest) -> str:
-    """Return the mode as scripts read it: ``x`` exclusive, ``s`` shared, ``s5`` a semaphore for five."""
-    if request.terms.limit:
-        return f"s{request.terms.limit}"
-    return "x" if request.terms.mode == "exclusive" else "s"
-
-
-def _record_of(request: StoreRequest, keys: Keys) -> tuple[str, ...]:
-    return (keys.record,) if request.kind == "once" else ()
-
-
-def _leave_keys(keys: Keys, request_id: str) -> tuple[str, ...]:
-    marker = keys.marker + request_id
-    return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._model import Kind, LockInfo, RecordedInfo, Tokens
 from .keys import base_of, keys_of, name_of, parts_of, state_pattern
+from .messages import Call
 from .replies import holders_of, waiters_of, wrong_shape
 from .scripts import BREAK, INSPECT
 from .server import Server
@@ -39,14 +40,12 @@ class Inspection:
         parts = [
             names[at : at + _INSPECTED_AT_ONCE] for at in range(0, len(names), _INSPECTED_AT_ONCE)
         ]
-        calls = [self._inspected_keys(kind, part) for part in parts]
         words = (5 if kind == "once" else 4, "queues" if queues else "holders")
-        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys, *words) for keys in calls]
+        calls = [Call.of(INSPECT, self._inspected_keys(kind, part), words) for part in parts]
+        sent = [wire.send_packed(call.packed) for call in calls]
         infos: list[LockInfo] = []
-        for part, keys, reply in zip(parts, calls, replies, strict=True):
-            infos += _infos_of(
-                kind, part, await self._server.result(wire, reply, INSPECT, keys, words)
-            )
+        for part, call, reply in zip(parts, calls, sent, strict=True):
+            infos += _infos_of(kind, part, await self._server.result(wire, reply, call))
         return infos
 
     def _inspected_keys(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -51,27 +51,21 @@ class ReplicatedWire:
         self.reloaded: set[str] = wire.reloaded
         wire.lost.add_done_callback(self._on_lost)
 
-    def send(self, *command: bytes | str | int, within: float | None = None) -> asyncio.Future[Any]:
+    def send(self, *command: bytes | str | int) -> asyncio.Future[Any]:
         """Send one command; see ``send_packed``."""
-        return self.send_packed(hiredis.pack_command(command), within=within)  # type: ignore[arg-type]
+        return self.send_packed(hiredis.pack_command(command))  # type: ignore[arg-type]
 
-    def send_packed(self, command: bytes, *, within: float | None = None) -> asyncio.Future[Any]:
-        """Send one command in RESP; its reply arrives when the replicas have confirmed it.
-
-        :param within: not used: a batch has a limit of its own.
-        """
+    def send_packed(self, command: bytes) -> asyncio.Future[Any]:
+        """Send one command in RESP; its reply arrives when the replicas have confirmed it."""
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._add(command, reply)
+        self.put(command, reply)
         return reply
 
-    def carry(self, command: bytes, reader: Reader, *, lease: float, urgent: bool = False) -> None:
+    def put(self, command: bytes, reader: Reader, **_: object) -> None:
         """Send one command in RESP; ``reader`` is given its reply when the replicas have confirmed it.
 
-        :param lease: not used, and neither is ``urgent``: a batch takes all there are.
+        What else a wire is told is not used: a batch takes all there are, and has a limit of its own.
         """
-        self._add(command, reader)
-
-    def _add(self, command: bytes, reader: Reader) -> None:
         self._next.append((command, reader))
         if not self._busy:
             self._busy = True

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import anyio
-import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import LEAST, Further, Patience
@@ -22,16 +20,16 @@ from . import events, permissions, versions
 from .connections import Connections
 from .keys import probe_key
 from .link import Link
+from .messages import Call
 from .permissions import check_permissions
 from .refusals import Redirected, ReplyError, will_pass
 from .replicas import ReplicatedLink, ReplicatedWire
-from .replies import grants_of, wrong_shape
-from .scripts import ALL, Script, Words
-from .sending import Message, load_scripts
+from .replies import wrong_shape
+from .scripts import ALL, Script, load_scripts
 from .settings import Settings
 from .source import Source
 from .wakeups import Wakeups
-from .wire import Wire
+from .wire import Awaited, Callback, Wire
 
 _CHECK_AGAIN = 0.5
 
@@ -84,7 +82,11 @@ class Server:
         #: The command that scripts notify clients with.
         self.publish = "PUBLISH"
         #: What scripts need to notify clients on their own channels, and to keep a token.
-        self.to_clients: Words = (settings.channels, settings.retention_ms, self.publish)
+        self.to_clients: tuple[str, int, str] = (
+            settings.channels,
+            settings.retention_ms,
+            self.publish,
+        )
         self.commands: Link | None = None
         self.wakeups: Wakeups | None = None
         self._observers: dict[bytes, list[Callable[[], object]]] = {}
@@ -158,13 +160,8 @@ class Server:
 
     @staticmethod
     def _when_up(listener: Notices, connections: Connections) -> Callable[[Wire], None]:
-        """Return what each new connection for commands is given to: the store may know less behind it, and
-        what a release on it grants to this client's own waiters is read from the reply."""
+        """Return what each new connection for commands is given to: the store may know less behind it."""
         peer: object = None
-
-        def on_grants(reply: list[Any]) -> None:
-            for request_id, token, state_key, recalled in grants_of(reply):
-                listener.on_granted(request_id, token, state_key, recalled)
 
         def on_up(wire: Wire) -> None:
             nonlocal peer
@@ -174,7 +171,6 @@ class Server:
                 # The answer to a release may have been lost, and the grants with it. Or the server was
                 # restarted, and has lost everything.
                 listener.on_back()
-            wire.on_grants = on_grants
             peer = wire.peer
             connections.on_up(wire)
 
@@ -301,50 +297,68 @@ class Server:
         """
         link = self.link
         wire = link.wire or await link.wait_up(hurry=hurry)
-        sent = wire.send("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        return await self.result(wire, sent, script, keys, arguments)
+        call = Call.of(script, keys, arguments)
+        return await self.result(wire, wire.send_packed(call.packed), call)
 
-    async def result(
-        self,
-        wire: Wire | ReplicatedWire,
-        sent: asyncio.Future[Any],
-        script: Script,
-        keys: tuple[str, ...],
-        arguments: tuple[str | int | bytes, ...],
-    ) -> Any:
+    async def result(self, wire: Wire, sent: asyncio.Future[Any], call: Call) -> Any:
         """Return the result of a script that was sent."""
         try:
             return await sent
         except ReplyError as refused:
-            return await self.after_refusal(wire, refused, script, keys, arguments)
+            return await self.run_again(wire, refused, call)
         finally:
             # Its exception knows this frame and so, from Python 3.12 on, all that called it: a lease
             # that a caller has dropped must not have to wait for the collector.
             del sent
 
-    async def after_refusal(
+    async def run_again(
         self,
         wire: Wire | ReplicatedWire,
         refused: ReplyError,
-        script: Script,
-        keys: tuple[str, ...],
-        arguments: tuple[str | int | bytes, ...],
+        call: Call,
         within: float | None = None,
+        on_read: Callable[[Any], object] = lambda _: None,
     ) -> Any:
-        """Run a script that the server has forgotten; raise for any other refusal."""
-        call = (len(keys), *keys, *arguments)
-        if refused.code == "NOSCRIPT" and script.name in wire.reloaded:
-            # Of a batch that was refused only the first has to carry the source.
-            try:
-                return await wire.send("EVALSHA", script.sha, *call, within=within)
-            except ReplyError as again:
-                if again.code != "NOSCRIPT":
-                    raise self.translated(wire, again) from again
-        elif refused.code != "NOSCRIPT":
-            raise self.translated(wire, refused) from refused
-        reply = await self.answer(wire.send("EVAL", script.source, *call, within=within), wire)
-        wire.reloaded.add(script.name)
-        return reply
+        """Run a script that the server has forgotten; raise for any other refusal.
+
+        :param on_read: called with the result as it is read, also when nobody waits for it any more.
+        """
+        again = Awaited(on_read)
+        self._run_again(wire, refused, call, within, again.take)
+        try:
+            return await again.answered
+        finally:
+            del again  # as in `result`
+
+    def _run_again(
+        self,
+        wire: Wire | ReplicatedWire,
+        refused: ReplyError,
+        call: Call,
+        within: float | None,
+        on_result: Callable[[Any], object],
+    ) -> None:
+        """Run a script that the server has forgotten; give the result, or what another refusal means."""
+        if refused.code != "NOSCRIPT":
+            on_result(self.translated(wire, refused))
+            return
+        name = call.script.name
+        # Of a batch that was refused only the first has to carry the source.
+        known = name in wire.reloaded
+
+        def on_reply(reply: Any) -> None:
+            if isinstance(reply, ReplyError):
+                if known and reply.code == "NOSCRIPT":
+                    wire.reloaded.discard(name)
+                    self._run_again(wire, reply, call, within, on_result)
+                    return
+                reply = self.translated(wire, reply)
+            elif not isinstance(reply, Exception):
+                wire.reloaded.add(name)
+            on_result(reply)
+
+        packed = call.packed if known else call.with_source
+        wire.put(packed, Callback(asyncio.get_running_loop(), on_reply), within=within)
 
     async def answer(
         self, sent: asyncio.Future[Any], wire: Wire | ReplicatedWire | None = None
@@ -360,10 +374,10 @@ class Server:
     def call(
         self,
         wire: Wire,
-        message: Message,
+        call: Call,
         on_result: Callable[[Any], None],
         *,
-        within: float,
+        within: float | None = None,
         later: bool = False,
         is_pointless: Callable[[], bool] = lambda: False,
         on_late: Callable[[Any], None] | None = None,
@@ -371,35 +385,24 @@ class Server:
         """Run a script; call ``on_result`` with its result or an exception, never from within this call.
 
         :param within: after so many seconds it counts as unanswered.
-        :param later: nobody waits for it. It is written with what this turn still brings, and has no limit.
-        :param on_late: called with a result that comes after ``on_result`` was told that there is none.
+        :param later: nobody waits for it. It is written with what this turn still brings.
         :param is_pointless: tells whether a script that the server has forgotten need not be sent again.
+        :param on_late: called with a result that comes after ``on_result`` was told that there is none.
         """
 
-        on_reply = partial(self._on_reply, wire, message, on_result, within, is_pointless)
-        wire.call(
-            message.packed, on_reply, within=None if later else within, later=later, on_late=on_late
-        )
-
-    def _on_reply(
-        self,
-        wire: Wire,
-        message: Message | None,
-        on_result: Callable[[Any], None],
-        within: float,
-        is_pointless: Callable[[], bool],
-        reply: Any,
-    ) -> None:
-        if isinstance(reply, ReplyError):
-            if reply.code == "NOSCRIPT" and message is not None and not is_pointless():
-                again = hiredis.pack_command(("EVAL", message.source, *message.call))  # type: ignore[arg-type]
-                heard = partial(self._on_reply, wire, None, on_result, within, is_pointless)
-                wire.call(again, heard, within=within)
+        def on_reply(reply: Any) -> None:
+            if isinstance(reply, ReplyError):
+                if reply.code == "NOSCRIPT" and is_pointless():
+                    on_result(self.translated(wire, reply))
+                else:
+                    self._run_again(wire, reply, call, within, on_result)
                 return
-            reply = self.translated(wire, reply)
-        elif not isinstance(reply, Exception):
-            self.refusal = None
-        on_result(reply)
+            if not isinstance(reply, Exception):
+                self.refusal = None
+            on_result(reply)
+
+        reader = Callback(asyncio.get_running_loop(), on_reply, on_late)
+        wire.put(call.packed, reader, within=within, later=later)
 
     def translated(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
         """Return the error that a refusal means; a server that is no primary is given up."""

@@ -79,6 +79,32 @@ class Callback:
     set_exception = set_result
 
 
+class Awaited:
+    """Reads a reply as it comes, also when the task that waits for it has gone on, and wakes that task."""
+
+    __slots__ = ("_on_read", "answered")
+
+    def __init__(self, on_read: Callable[[Any], object]) -> None:
+        self._on_read = on_read
+        self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        self._on_read(reply)
+        if not self.answered.done():
+            self.answered.set_result(reply)
+
+    def set_exception(self, error: Any, /) -> None:
+        if not self.answered.done():
+            fail(self.answered, error)
+
+    def take(self, result: Any) -> None:
+        """Take a result, or the exception that stands for it."""
+        (self.set_exception if isinstance(result, Exception) else self.set_result)(result)
+
+
 class Reader(Protocol):
     """What a reply is given to: a future, or what stands for it and makes no future for each command."""
 
@@ -124,8 +150,6 @@ class Wire:
         self._watchdog: asyncio.TimerHandle | None = None
         self._limited: deque[tuple[float, Reader]] = deque()
         self._limit: asyncio.TimerHandle | None = None
-        #: Is given each reply to a release that grants to others of this client, awaited or not.
-        self.on_grants: Callable[[list[Any]], None] | None = None
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
         #: Names of the scripts that had to be sent again, with their source, on this wire.
         self.reloaded: set[str] = set()
@@ -146,60 +170,32 @@ class Wire:
             name about the same, since the oldest is looked at first.
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
-        if self.lost.done():
-            fail(reply, Unanswered("the connection is closed"))
-        else:
-            self._send(command, reply, later, within)
+        self.put(command, reply, later=later, within=within)
         return reply
 
-    def call(
+    def put(
         self,
         command: bytes,
-        on_reply: Callable[[Any], object],
+        reader: Reader,
         *,
         later: bool = False,
         within: float | None = None,
-        on_late: Callable[[Any], object] | None = None,
+        lease: float = float("inf"),
+        urgent: bool = False,
     ) -> None:
-        """Send one command in RESP, and call ``on_reply`` with its reply, a ReplyError, or Unanswered.
-
-        ``on_late`` is called with a reply that comes after it was said to be unanswered.
-
-        That happens while the reply is read, without a turn of the loop in between, or later on; never from
-        within this. See ``send_packed`` for the others.
-        """
-        if self.lost.done():
-            self._loop.call_soon(on_reply, Unanswered("the connection is closed"))
-        else:
-            self._send(command, Callback(self._loop, on_reply, on_late), later, within)
-
-    def carry(self, command: bytes, reader: Reader, *, lease: float, urgent: bool = False) -> None:
-        """Send one command in RESP, and give its reply to ``reader``.
+        """Send one command in RESP, and give its reply to ``reader``; see ``send_packed``.
 
         :param lease: how long the lease is that hangs on it (seconds).
         :param urgent: it passes the commands that wait until fewer are on their way.
         """
         if self.lost.done():
-            fail(reader, Unanswered("the connection is closed"))
+            self._fail(reader, Unanswered("the connection is closed"))
             return
-        self._send(command, reader, False, None, urgent)
-        if lease < self._lease:
-            self._lease = lease
-            self._watch_anew()
-
-    def _send(
-        self,
-        command: bytes,
-        reply: Reader,
-        later: bool,
-        within: float | None,
-        urgent: bool = False,
-    ) -> None:
         out, waiting = self._out, self._waiting
         if self._watchdog is None:
             self._watch_anew()
         if len(waiting) >= _WINDOW and not urgent:
-            self._held.append((command, reply))
+            self._held.append((command, reader))
         else:
             if later or len(out) != len(waiting):
                 self._post(command)
@@ -210,13 +206,23 @@ class Wire:
                 self._write(b"".join((*out, command)))
             else:
                 self._write(command)
-            waiting.append(reply)
+            waiting.append(reader)
             if self._to_time:
-                self._timed, self._to_time = (reply, self._loop.time()), False
+                self._timed, self._to_time = (reader, self._loop.time()), False
         if within is not None:
-            self._limited.append((self._loop.time() + within, reply))
+            self._limited.append((self._loop.time() + within, reader))
             if self._limit is None:
                 self._limit = self._loop.call_later(within, self._on_limit)
+        if lease < self._lease:
+            self._lease = lease
+            self._watch_anew()
+
+    def _fail(self, reader: Reader, error: Exception) -> None:
+        if isinstance(reader, Callback):
+            # The caller of this method may be in the middle of something.
+            self._loop.call_soon(reader.set_exception, error)
+        else:
+            fail(reader, error)
 
     def post(self, *command: bytes | str | int) -> None:
         """Send one command whose reply arrives as a message."""
@@ -257,11 +263,7 @@ class Wire:
             if not reply.done():
                 error = Unanswered("the connection was lost before the reply came")
                 error.__cause__ = reason
-                if isinstance(reply, Callback):
-                    # The caller of this method may be in the middle of something.
-                    self._loop.call_soon(reply.set_exception, error)
-                else:
-                    fail(reply, error)
+                self._fail(reply, error)
 
     async def closed(self) -> None:
         """Close, and wait until nothing of it is left."""
@@ -293,14 +295,9 @@ class Wire:
         limited = self._limited
         if limited and limited[0][1] is waiter:
             limited.popleft()
-        if type(reply) is list:  # as nearly always
-            if len(reply) > 2 and reply[0] == b"released" and self.on_grants:
-                self.on_grants(reply)  # first: other tasks wait for these grants
-            if not waiter.done():
-                waiter.set_result(reply)
-        elif waiter.done():
+        if waiter.done():
             return
-        elif isinstance(reply, Exception):
+        if isinstance(reply, Exception):
             fail(waiter, ReplyError(str(reply)))
         else:
             waiter.set_result(reply)

@@ -12,11 +12,11 @@ import anyio
 
 from ...._errors import BackendUnavailable
 from ...._model import StoreRequest
+from ...kept import Notices
 from ..calls import Calls
 from ..inspection import Inspection
 from ..keys import base_of, probe_key
 from ..refusals import ReplyError, will_pass
-from ..scripts import Words
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
@@ -45,7 +45,7 @@ class ChannelPerName:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def words(self, base: str) -> Words:
+    def words(self, base: str) -> tuple[str, int, str]:
         server = self._server
         return (self._channel_of(base), server.settings.retention_ms, server.publish)
 
@@ -130,6 +130,12 @@ class Node:
         self.kept_until: float = 0.0
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
+        """Keep it connected until cancelled; see ``Backend.run``."""
+        self.begun.set()
+        self.calls.listener = listener
+        await self.server.run(listener, ready)
+
     async def wait_begun(self) -> None:
         """Let a node that was found just now begin to connect; raise if it waits after a refusal."""
         if not self.begun.is_set():
@@ -175,7 +181,7 @@ class Node:
             server.publish = "PUBLISH"
         if server.wakeups is not None:
             server.wakeups.sharded = server.publish == "SPUBLISH"
-        self.calls.forget_packed()
+        self.calls.messages.forget()
 
     async def _find_out_whether_to_listen(self, wire: Wire) -> None:
         # Else the log would tell of a refused subscription for each request that comes to a queue's head.

@@ -149,8 +149,7 @@ class Topology:
         with node.scope:
             while True:
                 try:
-                    node.begun.set()
-                    await node.server.run(self._listener, on_up)
+                    await node.run(self._listener, on_up)
                 except (BackendError, ExceptionGroup) as failed:
                     if self._leaving:
                         return  # it was cancelled, which a task group that fails keeps to itself

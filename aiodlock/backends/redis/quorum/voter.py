@@ -14,12 +14,11 @@ from ...._patience import Further, Patience
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
-from ..packing import words_of
+from ..messages import Call, words_of
 from ..permissions import CHECKED, CHECKED_VOTING
 from ..refusals import is_refusal
 from ..replies import left_of, wrong_shape
 from ..scripts import BREAK_VOTES, INSPECT_VOTES, LENGTHS, UNVOTE, VOTE, VOTING, Script, Words
-from ..sending import Message
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
@@ -149,7 +148,7 @@ class Voter:
                 words_of(request, self.server.settings.description),
                 known,
             )
-            message = tally.message = self._message(VOTE, request, arguments)
+            message = tally.message = self._call_of(VOTE, request, arguments)
             tally.message_about = about
             tally.longest = max(tally.longest, length)
         ballot.asked = True
@@ -207,7 +206,7 @@ class Voter:
         request = tally.request
         what = "rest" if rests else "yield"
         arguments = (request.id, what, 0, ballot.token, *self._to_clients)
-        message = self._message(UNVOTE, request, arguments)
+        message = self._call_of(UNVOTE, request, arguments)
         lease = request.terms.waiter_ttl
         heard = partial(self._on_given_back, ballot, now(), on_answer)
         self._call(wire, message, heard, lease=lease)
@@ -251,7 +250,7 @@ class Voter:
             id, marker = tally.request.id, self._marker_ms if late else 0
             why = "lost" if lost else "ended"
             arguments = (id, why, marker, tally.next_token, *self._to_clients)
-            message = tally.message = self._message(UNVOTE, tally.request, arguments)
+            message = tally.message = self._call_of(UNVOTE, tally.request, arguments)
             tally.message_about = about
         heard = partial(self._on_left, on_answer)
         heard_late = partial(self._on_left, partial(_left_late, ballot))
@@ -316,13 +315,13 @@ class Voter:
     def _keys(self, request: StoreRequest) -> Keys:
         return keys_of(self._prefix, request.kind, request.name)
 
-    def _message(self, script: Script, request: StoreRequest, arguments: Words) -> Message:
-        return Message.of(script, _names(self._keys(request), request.id), arguments)
+    def _call_of(self, script: Script, request: StoreRequest, arguments: Words) -> Call:
+        return Call.of(script, _names(self._keys(request), request.id), arguments)
 
     def _call(
         self,
         wire: Wire,
-        message: Message,
+        message: Call,
         on_result: Callable[[Any], None],
         *,
         lease: float,
@@ -348,7 +347,7 @@ class Voter:
             wire,
             message,
             heard,
-            within=self.patience.within(lease),
+            within=None if later else self.patience.within(lease),
             later=later,
             is_pointless=is_pointless,
             on_late=on_late,

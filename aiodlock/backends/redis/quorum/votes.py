@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from ...._clock import now
 from ...._model import Gone, Left, StoreRequest, first_request
+from ..messages import Call
 from ..replies import local_deadline, wrong_shape
-from ..sending import Message
 from .broadcast import Broadcast
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
@@ -248,7 +248,7 @@ class Tally:
         self.waiting: bool = False
         self.leaving: bool = False
         self.longest: float = 0.0
-        self.message: Message | None = None
+        self.message: Call | None = None
         self.message_about: tuple[object, ...] = ()
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
