@@ -115,7 +115,7 @@ def _all_at(port: int) -> list[object]:
 
 
 @pytest.mark.parametrize("kept_for", [topology._KEPT_FOR, 0.0])
-async def test_node_that_a_slot_is_on_its_way_to_is_kept_before_it_owns_any(
+async def test_node_that_a_slot_has_moved_to_is_kept_before_others_say_so(
     monkeypatch: pytest.MonkeyPatch, kept_for: float
 ) -> None:
     """Else it is connected to anew for each message, and each time all leases are asked about."""
@@ -127,7 +127,8 @@ async def test_node_that_a_slot_is_on_its_way_to_is_kept_before_it_owns_any(
     async with asyncio.TaskGroup() as tasks:
         cluster._tasks = tasks
         cluster._learn(_all_at(1), "localhost")
-        new = cluster.follow("name", Redirected("it", "ASK 1 localhost:2"), cluster.node_of("name"))
+        moved = Redirected("it", "MOVED 1 localhost:2")
+        new = cluster.follow("name", moved, cluster.node_of("name"))
         cluster._learn(_all_at(1), "localhost")
         assert (cluster.nodes.get(("localhost", 2)) is new) == bool(kept_for)
         assert listener.times == 0

@@ -10,10 +10,16 @@ from unittest.mock import Mock
 
 import pytest
 
+from aiodlock._errors import BackendUnavailable
 from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
+from aiodlock.backends.redis.messages import Call
 from aiodlock.backends.redis.refusals import ReplyError
-from aiodlock.backends.redis.wire import Callback, TransportWire, Wire
+from aiodlock.backends.redis.scripts import LEAVE, TELL
+from aiodlock.backends.redis.server import Server
+from aiodlock.backends.redis.settings import Settings
+from aiodlock.backends.redis.source import Source
+from aiodlock.backends.redis.wire import Awaited, Callback, TransportWire, Wire
 
 from ..scenes import until
 
@@ -260,4 +266,48 @@ async def test_reply_after_one_that_did_not_come_in_time_is_a_sample() -> None:
     await until(late.done)
     wire.call(b"next", heard.append)
     assert (before, wire._timed is None) == (None, False)
+    wire.close()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_reply_that_comes_too_late_for_its_task_is_read_all_the_same(forgotten: bool) -> None:
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    server = Server(Source.from_url("redis://localhost:1"), settings, "label")
+    wire, read, call = Silent(60.0), list[Any](), Call.of(LEAVE, ("key",), ("id",))
+    if forgotten:
+        refused = ReplyError("NOSCRIPT No matching script")
+        waiting = server.run_again(wire, refused, call, 0.01, read.append)
+    else:
+        reader = Awaited(read.append)
+        wire.put(call.packed, reader, within=0.01)
+
+        async def wait() -> Any:
+            return await reader.answered
+
+        waiting = wait()
+    with pytest.raises(Unanswered):
+        await waiting
+    wire.answer([b"released", b"key", b"another", b"17"])
+    assert read == [[b"released", b"key", b"another", b"17"]]
+    wire.close()
+
+
+async def test_of_a_batch_that_is_refused_one_call_has_the_source() -> None:
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    server = Server(Source.from_url("redis://localhost:1"), settings, "label")
+    wire, call = Silent(60.0), Call.of(TELL, ("key",), ("words",))
+    refused = ReplyError("NOSCRIPT No matching script")
+    wire.reloaded.add("tell")
+    again = asyncio.create_task(server.run_again(wire, refused, call))
+    await until(lambda: "EVALSHA" in wire.written)
+    assert "EVAL" not in wire.written
+    wire.answer(refused)
+    assert "EVAL" in wire.written, "refused once more, it has the source"
+    wire.answer([b"told"])
+    assert await again == [b"told"]
+    assert "tell" in wire.reloaded
+    once_more = asyncio.create_task(server.run_again(wire, ReplyError("BUSY script"), call))
+    with pytest.raises(BackendUnavailable) as raised:
+        await once_more
+    assert isinstance(raised.value.__cause__, ReplyError)
     wire.close()

@@ -17,8 +17,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import hiredis
-
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities
 from ..base import Unanswered
@@ -50,10 +48,6 @@ class ReplicatedWire:
         self.wire: Wire = wire
         self.reloaded: set[str] = wire.reloaded
         wire.lost.add_done_callback(self._on_lost)
-
-    def send(self, *command: bytes | str | int) -> asyncio.Future[Any]:
-        """Send one command; see ``send_packed``."""
-        return self.send_packed(hiredis.pack_command(command))  # type: ignore[arg-type]
 
     def send_packed(self, command: bytes) -> asyncio.Future[Any]:
         """Send one command in RESP; its reply arrives when the replicas have confirmed it."""

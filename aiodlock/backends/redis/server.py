@@ -324,7 +324,7 @@ class Server:
         :param on_read: called with the result as it is read, also when nobody waits for it any more.
         """
         again = Awaited(on_read)
-        self._run_again(wire, refused, call, within, again.take)
+        self._run_again(wire, refused, call, again.take, within, on_read)
         try:
             return await again.answered
         finally:
@@ -335,8 +335,9 @@ class Server:
         wire: Wire | ReplicatedWire,
         refused: ReplyError,
         call: Call,
-        within: float | None,
         on_result: Callable[[Any], object],
+        within: float | None,
+        on_late: Callable[[Any], object] | None,
     ) -> None:
         """Run a script that the server has forgotten; give the result, or what another refusal means."""
         if refused.code != "NOSCRIPT":
@@ -350,7 +351,7 @@ class Server:
             if isinstance(reply, ReplyError):
                 if known and reply.code == "NOSCRIPT":
                     wire.reloaded.discard(name)
-                    self._run_again(wire, reply, call, within, on_result)
+                    self._run_again(wire, reply, call, on_result, within, on_late)
                     return
                 reply = self.translated(wire, reply)
             elif not isinstance(reply, Exception):
@@ -358,7 +359,8 @@ class Server:
             on_result(reply)
 
         packed = call.packed if known else call.with_source
-        wire.put(packed, Callback(asyncio.get_running_loop(), on_reply), within=within)
+        reader = Callback(asyncio.get_running_loop(), on_reply, on_late)
+        wire.put(packed, reader, within=within)
 
     async def answer(
         self, sent: asyncio.Future[Any], wire: Wire | ReplicatedWire | None = None
@@ -395,7 +397,7 @@ class Server:
                 if reply.code == "NOSCRIPT" and is_pointless():
                     on_result(self.translated(wire, reply))
                 else:
-                    self._run_again(wire, reply, call, within, on_result)
+                    self._run_again(wire, reply, call, on_result, within, on_late)
                 return
             if not isinstance(reply, Exception):
                 self.refusal = None
@@ -406,6 +408,11 @@ class Server:
 
     def translated(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
         """Return the error that a refusal means; a server that is no primary is given up."""
+        error = self._meaning(wire, refused)
+        error.__cause__ = refused
+        return error
+
+    def _meaning(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
         if refused.code in ("MOVED", "ASK"):
             try:
                 return Redirected(self.described, str(refused))

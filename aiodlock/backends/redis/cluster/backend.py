@@ -76,43 +76,35 @@ class ClusterBackend:
         """How long the next answer may take (seconds)."""
         return self.topology.answers_within
 
-    async def _at(
-        self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
-    ) -> _T:
+    async def _at(self, name: str, call: Callable[[Node], Awaitable[_T]]) -> _T:
         """Call the node that owns the name, and where it sends us instead."""
         node = self.topology.node_of(name)
-        asking = False
         for _ in range(_REDIRECTIONS):
             try:
                 await node.wait_begun()
-                if asking:
-                    await node.ask(granting=granting)
                 answer = await call(node)
                 node.server.refusal = None
                 return answer
             except Redirected as redirected:
                 node = self.topology.follow(name, redirected, node)
-                asking = redirected.asking
             except BackendUnavailable:
                 self.topology.changed.set()
                 raise
         raise BackendUnavailable(f"the cluster's nodes do not agree yet on the owner of {name!r}")
 
-    async def _once_at(
-        self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
-    ) -> _T:
+    async def _once_at(self, name: str, call: Callable[[Node], Awaitable[_T]]) -> _T:
         """The same for a caller that does not come back. If the node cannot be reached, and another one has
         taken over from it, that one is called."""
         before = self.topology.address_of(name)
         try:
-            return await self._at(name, call, granting=granting)
+            return await self._at(name, call)
         except Unanswered:
             raise  # it may have been carried out
         except BackendUnavailable:
             await self.topology.learn()
             if self.topology.address_of(name) in (None, before):
                 raise
-            return await self._at(name, call, granting=granting)
+            return await self._at(name, call)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -120,9 +112,7 @@ class ClusterBackend:
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
         at = self._at if wait else self._once_at
-        return await at(
-            request.name, lambda node: node.calls.acquire(request, wait=wait), granting=True
-        )
+        return await at(request.name, lambda node: node.calls.acquire(request, wait=wait))
 
     def extend(
         self, batch: Sequence[tuple[StoreRequest, float]]
@@ -156,9 +146,8 @@ class ClusterBackend:
                 return found
             except Redirected as redirected:
                 # Answers of other names stand behind this one, so the other node is not asked from here:
-                # it may be silent. The repetition goes there. During ``ASK`` it would refuse scripts.
-                if not redirected.asking:
-                    self.topology.follow(request.name, redirected, node)
+                # it may be silent. The repetition goes there.
+                self.topology.follow(request.name, redirected, node)
                 raise BackendUnavailable(
                     f"another node of the cluster takes over {request.name!r}"
                 ) from redirected

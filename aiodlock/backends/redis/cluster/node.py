@@ -204,19 +204,6 @@ class Node:
                 )
             server.notifications = False
 
-    async def ask(self, *, granting: bool) -> None:
-        """Announce that the next command on this node is for a slot that is on its way to it.
-
-        The caller sends that command in the same turn of the event loop.
-
-        :param granting: whether that command goes where grants do. With ``min_replicas`` that is a
-            connection of its own, and each has to be told by itself.
-        """
-        server = self.server
-        link = server.granting if granting else server.link
-        wire = link.wire or await link.wait_up(hurry=True)
-        wire.send("ASKING")
-
     async def told(self, patience: float) -> Told:
         """Return what this node knows of the owners of slots, if it tells within so many seconds."""
         wire = await self.server.link.wait_up()

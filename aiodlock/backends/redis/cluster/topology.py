@@ -1,7 +1,9 @@
 """The nodes of a cluster, and which of them owns which slot.
 
-A node says so when a name is not its own: the client follows the redirection (``ASK``) or learns from it
-(``MOVED``). It asks the nodes again whenever what it knows turned out to be wrong.
+A node says so when a name is not its own (``MOVED``): the client learns from it, and follows. It asks the
+nodes again whenever what it knows turned out to be wrong. While a slot is on its way (``ASK``), no node
+runs scripts about its names, since the keys of a name are not all at one: the client calls again until it
+has arrived.
 """
 
 from __future__ import annotations
@@ -417,20 +419,22 @@ class Topology:
         return node
 
     def follow(self, name: str, redirected: Redirected, node: Node) -> Node:
-        """Return where a request is to be sent instead."""
+        """Return where a request is to be sent instead; raise if its slot is on its way."""
+        if redirected.asking:
+            raise BackendUnavailable(
+                f"the slot of {name!r} is on its way to another node"
+            ) from redirected
         host, port = redirected.address
         address = (host or node.address[0], port)
+        self.changed.set()
         if host == "?":  # it is to be called by a name, and has none
-            self.changed.set()
             known = [known for known in self.nodes if known[1] == port]
             if len(known) != 1:
                 raise BackendUnavailable(
                     f"the cluster does not say where {name!r} is: {redirected}"
                 )
             address = known[0]
-        if not redirected.asking:
-            self._owners[slot_of(name)] = address
-            self.changed.set()
+        self._owners[slot_of(name)] = address
         found = self.nodes.get(address) or self.start(address)
         found.kept_until = now() + _KEPT_FOR
         return found
