@@ -134,7 +134,7 @@ def test_majority_that_gave_the_same_token_is_agreed() -> None:
 def test_token_that_a_question_has_named_is_not_held_with() -> None:
     """Whenever that question arrives, it opens what was confirmed with the token."""
     tally = tally_of([7, 7, 7])
-    tally.renounced = 7
+    tally.fence.renounced = 7
     assert agreed(tally) == []
     assert tally.least_token == 8
     tally.ballots[0].lose(9)

@@ -13,6 +13,7 @@ retries (Maekawa 1985, corrected by Sanders 1987).
 ``votes``, ``broadcast``  what the answers about one request come to; no I/O
 ``tickets``               the order of requests
 ``requests``              the requests of this client that the nodes were asked about
+``questions``             when a node is asked about a waiter again
 ``messenger``             one message about a request to all nodes
 ``asking``                from the first message to votes, a place in the queues, or a refusal
 ``confirming``            from votes to the token on a majority

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ...._backoff import pause_after
 from ...._clock import now
 from ...._model import Gone, Granted, Refused, StoreRequest, Waiting, first_request
@@ -10,7 +12,7 @@ from .confirming import Confirming
 from .holding import Holding
 from .messenger import Messenger
 from .requests import Requests
-from .votes import Answer, Denied, Tally, worst_of
+from .votes import Answer, Ballot, Denied, Tally, worst_of
 
 #: So often a token is written when a reader takes the same one at the same time.
 _ATTEMPTS = 5
@@ -81,46 +83,68 @@ class Asking:
         """Return what follows from the votes, once they are confirmed if they are enough."""
         if asked is not None:
             await asked.settled
-        repeat_at: float | None = None
-        for _ in range(_ATTEMPTS):
-            if tally.token or not self._requests.has_majority(tally):
-                break
-            granted = await self._confirming.confirm(tally)
-            if granted is not None:
-                return granted
-            if self._confirming.took_back(tally):
-                asked = self._messenger.ask(tally, length)
-                await asked.settled
-            elif not self._confirming.has_news(tally):
-                # A node whose vote counts is away, say. The same token would meet the same answers.
-                repeat_at = now() + pause_after(
-                    tally.vain, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE
-                )
-                break
+        granted, asked, repeat_at = await self._confirm(tally, asked, length)
+        if granted is not None:
+            return granted
         if tally.token:
             # Confirmed by another call for the same request: of several such calls, one sends a message.
             extension = tally.extension
             if extension is None or extension.settled.done():
                 extension = tally.extension = self._holding.extend(tally, length)
             return await self._holding.outcome(tally, extension)
-        answers = list(asked.answers.values()) if asked is not None else []
-        gone = [answer for answer in answers if isinstance(answer, Gone)]
-        if len(gone) > len(self._nodes.voters) - self._nodes.majority:
-            return worst_of(gone)
-        if asked is not None and self._denies(asked):
-            return Gone("gone")  # it is refused when it asks anew
+        if asked is not None and (gone := self._gone(asked)) is not None:
+            return gone
         if asked is not None and len(asked.answers) < self._nodes.majority:
             raise asked.failure(self._nodes.described, len(self._nodes.voters))
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
-        answered = asked.answers if asked is not None else {}
+        looks = self._looks(standing, asked.answers if asked is not None else {})
+        if repeat_at is not None:
+            looks.append(repeat_at)
+        return Waiting(tally.deadline(standing), min(looks, default=None))
+
+    async def _confirm(
+        self, tally: Tally, asked: Broadcast[Answer] | None, length: float
+    ) -> tuple[Granted | None, Broadcast[Answer] | None, float | None]:
+        """Write the token of a majority, if there is one.
+
+        Return the grant, the last question for votes, and when the same token is to be written again.
+        """
+        for _ in range(_ATTEMPTS):
+            if tally.token or not self._requests.has_majority(tally):
+                break
+            granted = await self._confirming.confirm(tally)
+            if granted is not None:
+                return granted, asked, None
+            if self._confirming.took_back(tally):
+                asked = self._messenger.ask(tally, length)
+                await asked.settled
+            elif not self._confirming.has_news(tally):
+                # A node whose vote counts is away, say. The same token would meet the same answers.
+                vain = tally.fence.vain
+                return (
+                    None,
+                    asked,
+                    now() + pause_after(vain, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE),
+                )
+        return None, asked, None
+
+    def _gone(self, asked: Broadcast[Answer]) -> Gone | None:
+        """Return why the request is gone, if so many nodes say so that no majority can know of it."""
+        gone = [answer for answer in asked.answers.values() if isinstance(answer, Gone)]
+        if len(gone) > len(self._nodes.voters) - self._nodes.majority:
+            return worst_of(gone)
+        return Gone("gone") if self._denies(asked) else None  # it is refused when it asks anew
+
+    @staticmethod
+    def _looks(standing: Sequence[Ballot], answered: Mapping[int, Answer]) -> list[float]:
+        """Return the moments at which nodes are to be asked again.
+
+        A silent node has told a moment once. When that has come, the node was asked, and is not asked for
+        ever: its next answer tells another moment.
+        """
         moment = now()
-        # A silent node has told a moment once. When that has come, the node was asked, and is not asked for
-        # ever: its next answer tells another moment.
-        looks = [
+        return [
             ballot.look_at
             for ballot in standing
             if ballot.look_at is not None and (ballot.look_at > moment or ballot.node in answered)
         ]
-        if repeat_at is not None:
-            looks.append(repeat_at)
-        return Waiting(tally.deadline(standing), min(looks) if looks else None)

@@ -26,17 +26,15 @@ class Confirming:
 
     async def confirm(self, tally: Tally) -> Granted | None:
         """Write the token to the nodes that vote for the request; None if no majority took it."""
-        fencing = tally.fencing
-        if fencing is not None:  # another call for the same request is at it
-            await fencing.settled
+        fence = tally.fence
+        if fence.message is not None:  # another call for the same request is at it
+            await fence.message.settled
             return None
         votes = self._requests.votes(tally)
         known = tally.token_of_owner(votes)
         token = self._token_for(tally, votes)
-        # A question between has renounced the token, so the next one takes its place.
-        tally.vain = tally.vain + 1 if token <= tally.written + 1 else 1
-        tally.written, tally.tried = token, max(token, tally.tried)
-        fencing = tally.fencing = self._messenger.send(
+        fence.writes(token)
+        message = fence.message = self._messenger.send(
             tally,
             "held" if known else "fence",
             tally.request.terms.ttl,
@@ -45,9 +43,9 @@ class Confirming:
             ballots=votes,
         )
         try:
-            await fencing.settled
+            await message.settled
         finally:
-            tally.fencing = None
+            fence.message = None
         if not self._has_confirmed(tally, token, known):
             return None
         confirmed = tally.confirmed(token, self._nodes.is_trusted)
@@ -57,7 +55,7 @@ class Confirming:
         """Tell whether another token is to be written than the one that too few nodes took."""
         if tally.token or not self._requests.has_majority(tally):
             return False
-        return self._token_for(tally, self._requests.votes(tally)) != tally.written
+        return self._token_for(tally, self._requests.votes(tally)) != tally.fence.written
 
     def _token_for(self, tally: Tally, votes: Sequence[Ballot]) -> int:
         known = tally.token_of_owner(votes)
@@ -66,9 +64,7 @@ class Confirming:
 
     def took_back(self, tally: Tally) -> bool:
         """Tell whether nodes took a token in vain: they have to learn that their votes are open."""
-        if tally.token or tally.leaving or tally.fencing is not None:
-            return False
-        if self._requests.has_majority(tally):
+        if tally.decides or tally.leaving or self._requests.has_majority(tally):
             return False
         for ballot in tally.ballots:
             self._giving_back.consider(tally, ballot)  # it may have been asked back meanwhile

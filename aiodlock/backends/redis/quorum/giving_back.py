@@ -25,7 +25,7 @@ class GivingBack:
 
     def consider(self, tally: Tally, ballot: Ballot) -> None:
         """Give the vote back if it was asked back, or if the node has not heard that it was given back."""
-        if tally.token or tally.fencing is not None or tally.leaving or ballot.yielding:
+        if tally.decides or tally.leaving or ballot.yielding:
             return
         # A client that cannot count votes takes none: others could.
         rests = not self._requests.can_count(tally)

@@ -81,7 +81,7 @@ class Leaving:
     def _depart(self, request: StoreRequest, lost: bool, later: bool, done: Done) -> None:
         tally = self._requests.tally_of(request)
         self._requests.leaves(tally)
-        asked = [ballot for ballot in tally.ballots if ballot.asked]
+        asked = [ballot for ballot in tally.ballots if ballot.sent.on is not None]
         departure = _Departure(tally, lost, done, min(self._nodes.majority, len(asked)))
         broadcast = departure.broadcast = Broadcast(
             len(asked),
@@ -144,11 +144,11 @@ class Leaving:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
         give_up_at = now() + tally.longest + tally.request.terms.lock_delay
         failures = 1
-        while now() < give_up_at and not ballot.has_left:
+        while now() < give_up_at and not ballot.sent.has_left:
             await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             failures += 1
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            ballot.ambiguous = True
+            ballot.sent.ambiguous = True
             sent = voter.unvote(tally, ballot, lost, False, partial(_give, answer))
             if sent and not isinstance(await answer, Exception):
                 return

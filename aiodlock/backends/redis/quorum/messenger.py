@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...._backoff import pause_after
-from ...._clock import now
 from ...base import Unanswered
 from .broadcast import Broadcast
 from .giving_back import GivingBack
 from .requests import Requests
 from .votes import Answer, Ballot, Tally
 
-#: So often a node is asked about a waiter again at once when it has answered; then later and later.
-_AT_ONCE = 4
-#: The first of those pauses, and the longest one: in seconds, and as a part of the length asked for.
-_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_SHARE = 0.01, 0.2, 1 / 12
-#: A question counts as one more in a row if it follows the one before within so long: seconds, and a part
-#: of the length.
-_IN_A_ROW, _IN_A_ROW_SHARE = 1.0, 1 / 4
-
 
 class Messenger:
-    """Sends what the script ``vote`` is called with.
-
-    A node has one question of a waiter to answer at a time. What makes the client ask meanwhile (a notice,
-    a break by an operator) may be newer than the answer on its way: the node is asked once more after it.
-    """
+    """Sends what the script ``vote`` is called with."""
 
     def __init__(self, requests: Requests, giving_back: GivingBack) -> None:
         self._requests = requests
@@ -68,7 +53,7 @@ class Messenger:
         broadcast = Broadcast[Answer](len(asked), self._nodes.majority, enough)
         for ballot in asked:
             if what == "ask":
-                self._question(tally, ballot, broadcast, length)
+                ballot.questions.ask(partial(self._put, tally, ballot), broadcast, length)
                 continue
             voter = self._nodes.voters[ballot.node]
             heard = partial(self._on_answer, tally, ballot, broadcast, on_answer)
@@ -77,41 +62,26 @@ class Messenger:
                 broadcast.take(ballot.node, voter.server.unreachable())
         return broadcast
 
-    def _question(
-        self, tally: Tally, ballot: Ballot, broadcast: Broadcast[Answer], length: float
-    ) -> None:
-        """Ask a node, as soon as it has answered what it was asked before and has had some rest."""
-        if ballot.asking or ballot.resting:
-            ballot.to_ask.append((broadcast, length))
-            return
-        since = now() - ballot.asked_at
-        if since > min(_IN_A_ROW, length * _IN_A_ROW_SHARE):
-            ballot.in_a_row = 0
-        elif ballot.in_a_row >= _AT_ONCE:
-            ballot.to_ask.append((broadcast, length))
-            self._put_later(tally, ballot, length, since)
-            return
-        self._put(tally, ballot, (broadcast,), length)
-
     def _put(
         self, tally: Tally, ballot: Ballot, by: Sequence[Broadcast[Answer]], length: float
-    ) -> None:
-        if tally.token or tally.fencing is not None:
-            # The question has waited. It would open a vote that is confirmed: who asks does not hold.
-            for broadcast in by:
-                broadcast.take(ballot.node, Unanswered("not asked: it holds, or is about to"))
-            return
+    ) -> bool:
+        """Ask a node about a waiter; see ``Questions``."""
         voter = self._nodes.voters[ballot.node]
-        ballot.asked_at, ballot.asking = now(), True
-        ballot.in_a_row += 1
-        tally.renounced = tally.tried
-        heard = partial(self._on_question_answered, tally, ballot, by, length)
-        late = partial(self._on_late, tally, ballot, None)
-        what = "ask" if self._requests.can_count(tally) else "wait"
-        if not voter.vote(tally, ballot, what, length, tally.renounced, heard, late):
-            ballot.asking = False
-            for broadcast in by:
-                broadcast.take(ballot.node, voter.server.unreachable())
+        failure: Exception
+        if tally.decides:
+            # The question has waited. It would open a vote that is confirmed: who asks does not hold.
+            failure = Unanswered("not asked: it holds, or is about to")
+        else:
+            token = tally.fence.renounced = tally.fence.tried
+            heard = partial(self._on_question_answered, tally, ballot, by, length)
+            late = partial(self._on_late, tally, ballot, None)
+            what = "ask" if self._requests.can_count(tally) else "wait"
+            if voter.vote(tally, ballot, what, length, token, heard, late):
+                return True
+            failure = voter.server.unreachable()
+        for broadcast in by:
+            broadcast.take(ballot.node, failure)
+        return False
 
     def _on_question_answered(
         self,
@@ -121,29 +91,10 @@ class Messenger:
         length: float,
         answer: Answer | Exception,
     ) -> None:
-        ballot.asking = False
+        ballot.questions.answered()
         for broadcast in by:
             self._on_answer(tally, ballot, broadcast, None, answer)
-        if ballot.to_ask and not ballot.resting and not ballot.asking:
-            self._put_later(tally, ballot, length, now() - ballot.asked_at)
-
-    def _put_later(self, tally: Tally, ballot: Ballot, length: float, since: float) -> None:
-        """Ask what there is to ask: at once, or after a pause that is counted from the last question."""
-        repeats = ballot.in_a_row - _AT_ONCE
-        pause = 0.0
-        if repeats >= 0:
-            longest = min(_LONGEST_PAUSE, length * _LONGEST_SHARE)
-            pause = pause_after(repeats + 1, first=_FIRST_PAUSE, longest=longest) - since
-        if pause <= 0.0:
-            self._put_next(tally, ballot)
-            return
-        ballot.resting = True
-        asyncio.get_running_loop().call_later(pause, self._put_next, tally, ballot)
-
-    def _put_next(self, tally: Tally, ballot: Ballot) -> None:
-        to_ask, ballot.to_ask, ballot.resting = ballot.to_ask, [], False
-        by = [broadcast for broadcast, _ in to_ask]
-        self._put(tally, ballot, by, max(length for _, length in to_ask))
+        ballot.questions.go_on(partial(self._put, tally, ballot), length)
 
     def _on_answer(
         self,

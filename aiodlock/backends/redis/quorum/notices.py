@@ -28,9 +28,7 @@ class NodeNotices:
                 self._leaving.leave_unknown_soon(self._voter, request_id, where)
             return
         tally.ballots[self._voter.node].notice(token)
-        if tally.token or tally.fencing is not None or requests.listener is None:
-            return
-        if not requests.has_majority(tally):
+        if tally.decides or requests.listener is None or not requests.has_majority(tally):
             return
         agreed = tally.agreed(requests.votes(tally)) if tally.waiting else []
         if agreed and agreed[0].token >= requests.nodes.least_token(agreed):

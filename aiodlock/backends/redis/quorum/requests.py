@@ -73,7 +73,7 @@ class Requests:
 
     def tell_of_majority(self, tally: Tally) -> None:
         """Have a majority confirmed that was completed by an answer that nobody waits for."""
-        if tally.token or tally.leaving or tally.fencing is not None or self.listener is None:
+        if tally.decides or tally.leaving or self.listener is None:
             return
         if self.has_majority(tally):
             self.listener.on_look(tally.request.id)

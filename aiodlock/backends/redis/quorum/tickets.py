@@ -44,5 +44,5 @@ class Tickets:
         if latest <= tally.ticket or latest <= self.latest_clock() + _SAME_TIME_US:
             return False
         tally.ticket = self._last = max(latest, self._last) + 1
-        tally.message = None
+        tally.packed = None
         return True

@@ -131,10 +131,10 @@ class Voter:
         if wire is None or tally.leaving:
             return False
         known = ballot.token if what == "held" else 0
-        about = (what, length, token, known)
-        message = tally.message
-        if message is None or tally.message_about != about:
-            request = tally.request
+        tally.longest = max(tally.longest, length)
+        request = tally.request
+
+        def pack() -> Call:
             arguments = (
                 request.id,
                 "x" if request.terms.mode == "exclusive" else "s",
@@ -148,14 +148,10 @@ class Voter:
                 words_of(request, self.server.settings.description),
                 known,
             )
-            message = tally.message = self._call_of(VOTE, request, arguments)
-            tally.message_about = about
-            tally.longest = max(tally.longest, length)
-        ballot.asked = True
-        if ballot.pending and ballot.sent_on is not wire:
-            ballot.ambiguous = True
-        ballot.sent_on = wire
-        ballot.pending += 1
+            return self._call_of(VOTE, request, arguments)
+
+        message = tally.call_of((what, length, token, known), pack)
+        ballot.sent.asks(wire)
         sent = now()
         self._call(
             wire,
@@ -170,7 +166,7 @@ class Voter:
     def _on_vote_answer(
         self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
     ) -> None:
-        ballot.pending -= 1
+        ballot.sent.pending -= 1
         self._take_vote_answer(ballot, sent, on_answer, reply)
 
     def _take_vote_answer(
@@ -178,7 +174,7 @@ class Voter:
     ) -> None:
         if isinstance(reply, Exception):
             # It may be carried out at any time from now on; leaving will have to refuse that.
-            ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
+            ballot.sent.ambiguous = ballot.sent.ambiguous or isinstance(reply, Unanswered)
             on_answer(reply)
             return
         try:
@@ -238,20 +234,19 @@ class Voter:
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
         wire = self.server.wire
+        late = ballot.sent.may_overtake(wire)
         if wire is None:
             # What it was sent before may still be carried out.
-            ballot.ambiguous = ballot.ambiguous or ballot.pending > 0
+            ballot.sent.ambiguous = late
             return False
-        # What is in flight on this very wire is carried out before this.
-        late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
-        about = ("leave", lost, late)
-        message = tally.message
-        if message is None or tally.message_about != about:
+
+        def pack() -> Call:
             id, marker = tally.request.id, self._marker_ms if late else 0
             why = "lost" if lost else "ended"
             arguments = (id, why, marker, tally.next_token, *self._to_clients)
-            message = tally.message = self._call_of(UNVOTE, tally.request, arguments)
-            tally.message_about = about
+            return self._call_of(UNVOTE, tally.request, arguments)
+
+        message = tally.call_of(("leave", lost, late), pack)
         heard = partial(self._on_left, on_answer)
         heard_late = partial(self._on_left, partial(_left_late, ballot))
         self._call(
@@ -370,7 +365,7 @@ class Voter:
 def _left_late(ballot: Ballot, answer: Any) -> None:
     if not isinstance(answer, Exception):
         ballot.leave(answer)
-        ballot.has_left = True
+        ballot.sent.has_left = True
 
 
 def _never() -> bool:

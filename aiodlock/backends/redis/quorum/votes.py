@@ -17,6 +17,7 @@ from ...._model import Gone, Left, StoreRequest, first_request
 from ..messages import Call
 from ..replies import local_deadline, wrong_shape
 from .broadcast import Broadcast
+from .questions import Questions
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
 Stage = Literal["v", "c", "a"]
@@ -79,12 +80,39 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
         raise wrong_shape("vote", reply) from wrong
 
 
+class Sent:
+    """What one node was sent about one request, and whether it was left there.
+
+    Mutable state, of the voter: ``on`` (the connection on which it was asked last; None for never),
+    ``pending`` (questions on their way), ``ambiguous`` (one of them may be carried out at any time). And for
+    the leave: ``unanswered`` (it was told to release, and its answer was lost), ``has_left`` (it has heard
+    of the leave), ``released`` (it has released a vote that was live).
+    """
+
+    __slots__ = ("ambiguous", "has_left", "on", "pending", "released", "unanswered")
+
+    def __init__(self) -> None:
+        self.on: object | None = None
+        self.pending: int = 0
+        self.ambiguous: bool = False
+        self.unanswered: bool = False
+        self.has_left: bool = False
+        self.released: bool = False
+
+    def asks(self, wire: object) -> None:
+        """A vote is asked for on this connection."""
+        self.ambiguous = self.ambiguous or self.may_overtake(wire)
+        self.on = wire
+        self.pending += 1
+
+    def may_overtake(self, wire: object | None) -> bool:
+        """Whether what was asked for may be carried out after what is sent on this connection now."""
+        # What is in flight on this very wire is carried out before.
+        return self.ambiguous or (self.pending > 0 and self.on is not wire)
+
+
 class Ballot:
     """What one node has said of one request.
-
-    Mutable state, of the messenger: ``asking`` (a waiter's question is on its way), ``to_ask`` (who waits
-    for the next one, and the length each asks for), ``resting`` (it may not be sent yet), ``asked_at``,
-    ``in_a_row``.
 
     Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``noticed`` (only a notice has
     announced this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
@@ -92,42 +120,31 @@ class Ballot:
     whatever answers still say), ``yielding`` (a yield is on its way),
     ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it named), ``healing`` (the node
-    had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
-    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unanswered`` (it was told to release, and
-    its answer was lost), ``has_left`` (it has heard of the leave), ``released`` (it has released a vote
-    that was live).
+    had lost the vote of a holder: it counts again after the others were seen to suffice).
     """
 
     __slots__ = (
-        "ambiguous",
-        "asked",
-        "asked_at",
         "asked_back",
-        "asking",
         "broken",
         "deadline",
         "floor",
         "given_back",
-        "has_left",
         "healing",
         "highest",
-        "in_a_row",
         "look_at",
         "node",
         "noticed",
-        "pending",
-        "released",
-        "resting",
-        "sent_on",
+        "questions",
+        "sent",
         "stage",
-        "to_ask",
         "token",
-        "unanswered",
         "yielding",
     )
 
     def __init__(self, node: int) -> None:
         self.node: int = node
+        self.questions: Questions = Questions()
+        self.sent: Sent = Sent()
         self.stage: Stage | Literal["q"] | None = None
         self.token: int = 0
         self.deadline: float = 0.0
@@ -140,18 +157,6 @@ class Ballot:
         self.floor: int = 0
         self.highest: int = 0
         self.healing: bool = False
-        self.asked: bool = False
-        self.pending: int = 0
-        self.asking: bool = False
-        self.to_ask: list[tuple[Broadcast[Answer], float]] = []
-        self.resting: bool = False
-        self.asked_at: float = 0.0
-        self.in_a_row: int = 0
-        self.sent_on: object | None = None
-        self.ambiguous: bool = False
-        self.unanswered: bool = False
-        self.has_left: bool = False
-        self.released: bool = False
 
     def counts_at(self, moment: float) -> bool:
         """Whether the node certainly votes for the request at this moment."""
@@ -204,11 +209,12 @@ class Ballot:
 
     def leave(self, answer: Left | Exception) -> None:
         """Take the answer to a leave. A node that has forgotten the request may have released it before."""
+        sent = self.sent
         if isinstance(answer, Exception):
-            self.unanswered = True
+            sent.unanswered = True
             return
-        before = self.unanswered and self.stage in _VOTED and answer == Left("gone", "gone")
-        self.released = self.released or before or answer.what == "released"
+        before = sent.unanswered and self.stage in _VOTED and answer == Left("gone", "gone")
+        sent.released = sent.released or before or answer.what == "released"
 
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now, unless it is an old one."""
@@ -218,18 +224,39 @@ class Ballot:
             self.stage, self.token, self.noticed = "v", token, True
 
 
+class Fence:
+    """The tokens that were written for one request.
+
+    Mutable state: ``message`` (the one that writes the token, while it is on its way), ``written`` (the
+    token that was written last) and ``vain`` (how often in a row, as long as too few nodes took it),
+    ``tried`` (the largest one that was written), ``renounced`` (the largest one that a question has named:
+    a vote that was confirmed with it is open when that arrives, so it is not written any more).
+    """
+
+    __slots__ = ("message", "renounced", "tried", "vain", "written")
+
+    def __init__(self) -> None:
+        self.message: Broadcast[Answer] | None = None
+        self.written: int = 0
+        self.vain: int = 0
+        self.tried: int = 0
+        self.renounced: int = 0
+
+    def writes(self, token: int) -> None:
+        """The token is about to be written."""
+        # A question between has renounced the token, so the next one takes its place.
+        self.vain = self.vain + 1 if token <= self.written + 1 else 1
+        self.written, self.tried = token, max(token, self.tried)
+
+
 class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``holds_until`` (a majority certainly keeps
-    that token until then), ``fencing`` (the message that writes the token, while it is on its way),
-    ``extension`` (the message that extended what it came to hold meanwhile), ``written`` (the token that
-    was written last) and ``vain`` (how often in a row, as long as too few nodes took it), ``tried`` (the
-    largest one that was written), ``renounced`` (the largest one that a question has named: a vote that was
-    confirmed with it is open when that arrives, so it is not written any more), ``waiting`` (its client
-    knows that it is queued), ``leaving``, ``longest`` (the longest lease that any node was asked for),
-    ``message`` (what was sent last) and ``message_about`` (which tells it from other messages of the
-    request).
+    that token until then), ``fence`` (how it comes to that), ``extension`` (the message that extended what
+    it came to hold meanwhile), ``waiting`` (its client knows that it is queued), ``leaving``, ``longest``
+    (the longest lease that any node was asked for), ``packed`` (what was sent last, and what tells it from
+    other messages of the request).
     """
 
     def __init__(self, request: StoreRequest, ticket: int, nodes: int) -> None:
@@ -239,17 +266,23 @@ class Tally:
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
         self.holds_until: float = 0.0
-        self.fencing: Broadcast[Answer] | None = None
+        self.fence: Fence = Fence()
         self.extension: Broadcast[Answer] | None = None
-        self.written: int = 0
-        self.vain: int = 0
-        self.tried: int = 0
-        self.renounced: int = 0
         self.waiting: bool = False
         self.leaving: bool = False
         self.longest: float = 0.0
-        self.message: Call | None = None
-        self.message_about: tuple[object, ...] = ()
+        self.packed: tuple[tuple[object, ...], Call] | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it holds, or its token is being written: no vote is asked for or given back then."""
+        return self.token > 0 or self.fence.message is not None
+
+    def call_of(self, about: tuple[object, ...], pack: Callable[[], Call]) -> Call:
+        """Return the message about this, packed once for all nodes."""
+        if self.packed is None or self.packed[0] != about:
+            self.packed = about, pack()
+        return self.packed[1]
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
         """Return the votes that count, of trusted nodes."""
@@ -300,7 +333,7 @@ class Tally:
     @property
     def least_token(self) -> int:
         """The smallest token that the request may come to hold with, but for its owner's."""
-        return max(self.broken, self.renounced) + 1
+        return max(self.broken, self.fence.renounced) + 1
 
     @property
     def next_token(self) -> int:
@@ -346,7 +379,7 @@ class Tally:
         released = [
             ballot
             for ballot in self.ballots
-            if ballot.released
+            if ballot.sent.released
             or (
                 silent
                 and ballot.node not in answers
