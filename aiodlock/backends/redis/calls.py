@@ -64,7 +64,8 @@ class Calls:
         extension = None
         try:
             packed = self.messages.acquire(request, wait)
-            first = wire.send_packed(packed)
+            first = asyncio.get_running_loop().create_future()
+            wire.put(packed, first)
             if request.ambiguous and server.replicated is not None:
                 # A repeated acquire may write nothing, and then WAIT would cover nothing.
                 extension = self._extend(wire, request, request.terms.waiter_ttl)
@@ -136,17 +137,7 @@ class Calls:
             wire = await link.wait_up()
             if within is not None:
                 within = max(0.001, within - (now() - started))
-        return await self._leave_on(wire, self._leaving(request, wire), within)
-
-    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
-        keys = keys_of(self._prefix, *name_of(where))
-        return await self._leave_by(self.messages.leave_unknown(request_id, keys, final))
-
-    async def _leave_by(self, call: Call) -> Left:
-        link = self._server.link
-        return await self._leave_on(link.wire or await link.wait_up(), call.packed, None)
-
-    async def _leave_on(self, wire: Wire, packed: bytes, within: float | None) -> Left:
+        packed = self._leaving(request, wire)
         release, sent = Awaited(self._on_left), now()
         wire.put(packed, release, within=within)
         try:
@@ -159,6 +150,13 @@ class Calls:
         finally:
             del release  # as in `Server.result`
         return left_of(reply)
+
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        keys = keys_of(self._prefix, *name_of(where))
+        return await self._leave_by(self.messages.leave_unknown(request_id, keys, final))
+
+    async def _leave_by(self, call: Call) -> Left:
+        return left_of(await self._server.run_call(call, on_read=self._on_left))
 
     def leave_later(
         self,

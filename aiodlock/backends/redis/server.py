@@ -295,17 +295,28 @@ class Server:
 
         :param hurry: the caller does not come back, so a lost connection is dialled again at once.
         """
+        return await self.run_call(Call.of(script, keys, arguments), hurry=hurry)
+
+    async def run_call(
+        self, call: Call, *, hurry: bool = False, on_read: Callable[[Any], object] = lambda _: None
+    ) -> Any:
+        """The same for a call that is packed; ``on_read`` as in ``run_again``."""
         link = self.link
         wire = link.wire or await link.wait_up(hurry=hurry)
-        call = Call.of(script, keys, arguments)
-        return await self.result(wire, wire.send_packed(call.packed), call)
+        return await self.result(wire, _send(wire, call, on_read), call, on_read)
 
-    async def result(self, wire: Wire, sent: asyncio.Future[Any], call: Call) -> Any:
+    async def result(
+        self,
+        wire: Wire,
+        sent: asyncio.Future[Any],
+        call: Call,
+        on_read: Callable[[Any], object] = lambda _: None,
+    ) -> Any:
         """Return the result of a script that was sent."""
         try:
             return await sent
         except ReplyError as refused:
-            return await self.run_again(wire, refused, call)
+            return await self.run_again(wire, refused, call, on_read=on_read)
         finally:
             # Its exception knows this frame and so, from Python 3.12 on, all that called it: a lease
             # that a caller has dropped must not have to wait for the collector.
@@ -467,3 +478,9 @@ class Server:
 
 def _ignore(reply: asyncio.Future[Any]) -> None:
     reply.exception()
+
+
+def _send(wire: Wire, call: Call, on_read: Callable[[Any], object]) -> asyncio.Future[Any]:
+    reader = Awaited(on_read)
+    wire.put(call.packed, reader)
+    return reader.answered

@@ -84,9 +84,9 @@ class Sent:
     """What one node was sent about one request, and whether it was left there.
 
     Mutable state, of the voter: ``on`` (the connection on which it was asked last; None for never),
-    ``pending`` (questions on their way), ``ambiguous`` (one of them may be carried out at any time). And for
-    the leave: ``unanswered`` (it was told to release, and its answer was lost), ``has_left`` (it has heard
-    of the leave), ``released`` (it has released a vote that was live).
+    ``pending`` (questions on their way), ``ambiguous`` (one may be carried out at any time). And for the
+    leave: ``unanswered`` (it was told to release, and its answer was lost), ``has_left`` (it has heard of
+    the leave), ``released`` (it has released a vote that was live).
     """
 
     __slots__ = ("ambiguous", "has_left", "on", "pending", "released", "unanswered")
