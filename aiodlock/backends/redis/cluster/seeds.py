@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
 
 from redis.asyncio import ConnectionPool, RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from ...._errors import BackendError, BackendUnavailable
 from ...._patience import Further, Patience
@@ -16,6 +18,8 @@ from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
 from .identity import Told, told_on
+
+Address = tuple[str, int]
 
 
 def seeds_of(source: str | RedisCluster) -> list[Source]:
@@ -55,6 +59,22 @@ def host_in(primary: Sequence[Any], asked: str) -> str:
         besides = primary[3]
         host = dict(zip(besides[::2], besides[1::2], strict=True)).get(b"ip")
     return asked if not host or host == b"?" else host.decode()
+
+
+def owners_in(slots: Any, asked: str) -> tuple[list[Address | None], dict[Address, None]]:
+    """Return who owns each slot, and all owners in the order of their slots, as CLUSTER SLOTS says."""
+    if not slots:
+        raise BackendUnavailable("the cluster has given no slots to its nodes yet")
+    owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    present: dict[Address, None] = {}
+    try:
+        for first, last, primary, *_ in slots:
+            address = (host_in(primary, asked), int(primary[1]))
+            owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
+            present[address] = None
+    except (ValueError, TypeError, AttributeError, IndexError) as wrong:
+        raise BackendError(f"CLUSTER SLOTS has the wrong shape: {slots!r:.200}") from wrong
+    return owners, present
 
 
 def host_of(source: Source) -> str:
@@ -114,27 +134,74 @@ def refusal_of(seed: Source, failed: Exception) -> BackendError | None:
     return refusal
 
 
-def chosen_among(seeds: Sequence[Source], told: Mapping[int, Told]) -> tuple[int, int] | None:
-    """Return the answer whose cluster most seeds belong to, and how many do; None if two have as many.
+class SeedAnswers:
+    """What the seeds have told a client that enters, and which cluster it is.
 
-    A seed that has not answered belongs to a cluster that names its address.
-
-    :param told: what those told that have answered, by their places in the list.
+    Mutable state: ``told`` (by their places in the list), ``refusals``, ``_asked`` (how many have told or
+    failed), ``first`` (set when one has told, or all have failed), ``settled`` (set when no other answer
+    changes anything).
     """
 
-    def belong(index: int) -> int:
-        identity = told[index].identity
+    def __init__(self, seeds: Sequence[Source]) -> None:
+        self._seeds = seeds
+        self.told: dict[int, Told] = {}
+        self.refusals: list[BackendError] = []
+        self._asked = 0
+        self.first: asyncio.Event = asyncio.Event()
+        self.settled: asyncio.Event = asyncio.Event()
+
+    def take(self, index: int, told: Told) -> None:
+        """A seed has told."""
+        self.told[index] = told
+        self.first.set()
+        chosen = self._most()
+        if chosen is not None and 2 * chosen[1] > len(self._seeds):
+            self.settled.set()
+        self._count()
+
+    def failed(self, refusal: BackendError | None) -> None:
+        """A seed has not told, and perhaps refuses this client."""
+        if refusal is not None:
+            self.refusals.append(refusal)
+        self._count()
+
+    def _count(self) -> None:
+        self._asked += 1
+        if self._asked == len(self._seeds):
+            self.first.set()
+            self.settled.set()
+
+    def chosen(self) -> int:
+        """Return the answer whose cluster most seeds belong to; raise if two have as many."""
+        chosen = self._most()
+        if chosen is None:
+            places = ", ".join(self._seeds[index].described for index in sorted(self.told))
+            raise BackendError(
+                f"{places} are nodes of different clusters, and as many addresses belong to one as to "
+                "another: name those of one cluster alone"
+            )
+        return chosen[0]
+
+    def _most(self) -> tuple[int, int] | None:
+        """Return that answer, and how many seeds belong to it; None if two have as many."""
+        best = max(self.told, key=self._belonging)
+        identity, number = self.told[best].identity, self._belonging(best)
+        rivals = (
+            self._belonging(one)
+            for one, told in self.told.items()
+            if not told.identity.is_of(identity)
+        )
+        return None if number in rivals else (best, number)
+
+    def _belonging(self, index: int) -> int:
+        """Count the seeds of its cluster; one that has not answered belongs to one that names its address."""
+        told, identity = self.told, self.told[index].identity
         return sum(
             told[other].identity.is_of(identity)
             if other in told
             else _place_of(seed) in identity.addresses
-            for other, seed in enumerate(seeds)
+            for other, seed in enumerate(self._seeds)
         )
-
-    best = max(told, key=belong)
-    identity, number = told[best].identity, belong(best)
-    rivals = (belong(one) for one in told if not told[one].identity.is_of(identity))
-    return None if number in rivals else (best, number)
 
 
 def _place_of(seed: Source) -> tuple[str, int]:

@@ -34,7 +34,7 @@ from ..source import Source
 from .identity import ClusterIdentity, Told
 from .node import Address, Node
 from .observer import Observer
-from .seeds import ask_seed, at_address, chosen_among, host_in, host_of, refusal_of, unlike
+from .seeds import SeedAnswers, ask_seed, at_address, host_of, owners_in, refusal_of, unlike
 
 _logger = logging.getLogger("aiodlock")
 
@@ -262,51 +262,30 @@ class Topology:
         self._learn(told.slots, host_of(seed))
 
     async def _enter_by_seeds(self) -> bool:
-        told: dict[int, Told] = {}
-        refusals: list[BackendError] = []
-        asked = 0
-        news = asyncio.Event()
-
-        async def ask(index: int, seed: Source) -> None:
-            nonlocal asked
-            try:
-                told[index] = answer = await ask_seed(seed, self._further)
-                if self.known.value is not None:  # it came late, and is compared at least
-                    self._meet(answer.identity, seed.described)
-            except OtherStore:
-                pass  # the log says so
-            except (BackendError, ReplyError, RedisError, OSError) as failed:
-                self._failure = failed
-                if self._entering and (refusal := refusal_of(seed, failed)):
-                    refusals.append(refusal)
-            asked += 1
-            news.set()
-
+        answers = SeedAnswers(self._seeds)
         for index, seed in enumerate(self._seeds):
-            start_soon(self._tasks, ask(index, seed))
-        give_up_at: float | None = None
-        while asked < len(self._seeds) and (give_up_at is None or now() < give_up_at):
-            news.clear()
-            with anyio.move_on_after(_WAIT_FOR_SEEDS if told else None):
-                await news.wait()
-            if told:
-                give_up_at = give_up_at or now() + _WAIT_FOR_SEEDS
-                chosen = chosen_among(self._seeds, told)
-                if chosen is not None and 2 * chosen[1] > len(self._seeds):
-                    break
-        if not told:
-            if refusals:
-                raise refusals[0]
+            start_soon(self._tasks, self._hear_seed(index, seed, answers))
+        await answers.first.wait()
+        with anyio.move_on_after(_WAIT_FOR_SEEDS):
+            await answers.settled.wait()
+        if not answers.told:
+            if answers.refusals:
+                raise answers.refusals[0]
             return False
-        chosen = chosen_among(self._seeds, told)
-        if chosen is None:
-            places = ", ".join(self._seeds[index].described for index in sorted(told))
-            raise BackendError(
-                f"{places} are nodes of different clusters, and as many addresses belong to one as to "
-                "another: name those of one cluster alone"
-            )
-        self._believe(told, chosen[0])
+        self._believe(answers.told, answers.chosen())
         return True
+
+    async def _hear_seed(self, index: int, seed: Source, answers: SeedAnswers) -> None:
+        try:
+            told = await ask_seed(seed, self._further)
+        except (BackendError, ReplyError, RedisError, OSError) as failed:
+            self._failure = failed
+            answers.failed(refusal_of(seed, failed) if self._entering else None)
+            return
+        answers.take(index, told)
+        if self.known.value is not None:  # it came late, and is compared at least
+            with suppress(OtherStore):  # the log says so
+                self._meet(told.identity, seed.described)
 
     def _believe(self, told: dict[int, Told], chosen: int) -> None:
         """Enter the cluster of one of these answers; the log says which addresses are of another one."""
@@ -345,27 +324,11 @@ class Topology:
         self.changed.set()
 
     def _learn(self, slots: Any, asked: str) -> None:
-        if not slots:
-            raise BackendUnavailable("the cluster has given no slots to its nodes yet")
-        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        present: dict[Address, None] = {}  # in the order of the slots
-        try:
-            for first, last, primary, *_ in slots:
-                address = (host_in(primary, asked), int(primary[1]))
-                owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
-                present[address] = None
-        except (ValueError, TypeError, AttributeError, IndexError) as wrong:
-            raise BackendError(f"CLUSTER SLOTS has the wrong shape: {slots!r:.200}") from wrong
+        owners, present = owners_in(slots, asked)
         before, self._learned = self._learned, owners
         self._owners, self._failure = list(owners), None
-        for address in present:
-            if address not in self.nodes:
-                self.start(address)
-        owned, moment = set(before), now()
-        for address in [known for known in self.nodes if known not in present]:
-            if address in owned or self.nodes[address].kept_until <= moment:
-                self.nodes.pop(address).scope.cancel()
-        self._keeps = len(self.nodes) > len(present)
+        owned = set(before)
+        self._keep(present, owned)
         for observer in tuple(self._observers):
             observer.settle()
         if before == owners:
@@ -380,6 +343,17 @@ class Topology:
         if owned - present.keys() - {None} and self._listener is not None:
             # The node that took its names over may not know the last grants.
             self._listener.on_other_server()
+
+    def _keep(self, present: dict[Address, None], owned: set[Address | None]) -> None:
+        """Begin with nodes that own slots now, and end those that own none any more."""
+        for address in present:
+            if address not in self.nodes:
+                self.start(address)
+        moment = now()
+        for address in [known for known in self.nodes if known not in present]:
+            if address in owned or self.nodes[address].kept_until <= moment:
+                self.nodes.pop(address).scope.cancel()
+        self._keeps = len(self.nodes) > len(present)
 
     def start(self, address: Address) -> Node:
         source = at_address(self._seeds[0], *address)
