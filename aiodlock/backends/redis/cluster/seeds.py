@@ -194,7 +194,7 @@ class SeedAnswers:
         return None if number in rivals else (best, number)
 
     def _belonging(self, index: int) -> int:
-        """Count the seeds of its cluster; one that has not answered belongs to one that names its address."""
+        """Count the seeds of its cluster; one that is silent belongs to one that names its address."""
         told, identity = self.told, self.told[index].identity
         return sum(
             told[other].identity.is_of(identity)
