@@ -54,15 +54,19 @@ async def _until(
 ) -> None:
     # The longer it takes the less often: some hundred tests wait like this, several at the same time.
     began = time.monotonic()
+    unanswered = ""
     while True:
-        answer = condition()
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if answer:
-            return
+        try:
+            answer = condition()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer:
+                return
+        except aiodlock.BackendUnavailable as error:  # a busy machine answers the next look
+            unanswered = f": {error}"
         took = time.monotonic() - began
         assert took < within or took < within + stalled(), (
-            f"{what} did not come within {within:g} s"
+            f"{what} did not come within {within:g} s{unanswered}"
         )
         await asyncio.sleep(min(max(0.002, took / 20), _RARELY))
 

@@ -21,7 +21,6 @@ from ..scenes import (
     cancelled,
     held_elsewhere,
     is_free,
-    is_held,
     settled,
     takes,
     until,
@@ -83,23 +82,6 @@ async def test_shared_holders_stand_together(make_client: MakeClient) -> None:
             await one.lock("x", owner="writer").acquire_nowait()
 
 
-async def test_one_lock_object_serves_many_tasks(client: aiodlock.Client) -> None:
-    lock, inside, most = client.lock("x"), 0, 0
-
-    async def work() -> int:
-        nonlocal inside, most
-        async with lock as lease:
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0)
-            inside -= 1
-            return lease.token
-
-    tokens = await asyncio.gather(*(work() for _ in range(20)))
-    assert most == 1
-    assert len(set(tokens)) == 20
-
-
 async def test_one_lock_object_gives_each_task_its_own_lease(client: aiodlock.Client) -> None:
     lock = client.rwlock("x").read
     barrier = asyncio.Barrier(5)
@@ -111,15 +93,6 @@ async def test_one_lock_object_gives_each_task_its_own_lease(client: aiodlock.Cl
 
     leases = await asyncio.gather(*(work() for _ in range(5)))
     assert len({id(lease) for lease in leases}) == 5
-
-
-async def test_leaving_in_another_task_releases(client: aiodlock.Client) -> None:
-    lock = client.lock("x")
-    lease = await asyncio.create_task(lock.__aenter__())
-    assert is_held(lease)
-    await asyncio.create_task(lock.__aexit__(None, None, None))
-    assert not lease.held
-    assert await is_free(client, "x")
 
 
 async def test_leaving_in_the_task_of_the_test_what_a_fixture_entered(
@@ -176,14 +149,6 @@ async def test_lock_release_is_of_that_mode_only(client: aiodlock.Client) -> Non
         await both.write.release()
     assert lease.held
     await both.read.release()
-
-
-async def test_lock_release_is_of_this_task_only(client: aiodlock.Client) -> None:
-    lock = client.lock("x")
-    async with lock as lease:
-        with pytest.raises(aiodlock.NotHeld):
-            await asyncio.create_task(lock.release())
-        assert lease.held
 
 
 async def test_timeout_of_acquire_wins_over_that_of_the_lock(client: aiodlock.Client) -> None:
@@ -268,13 +233,6 @@ async def test_lock_delay_keeps_the_name_closed_after_a_holder_was_lost(
         await (await other.lock("x").acquire()).release()
     with pytest.raises(aiodlock.LockLost):
         await lease.release()
-
-
-async def test_lock_delay_does_not_follow_a_release(make_client: MakeClient) -> None:
-    client, other = await make_client(), await make_client()
-    async with client.lock("x", lock_delay=30):
-        pass
-    await (await other.lock("x").acquire_nowait()).release()
 
 
 async def test_break_lock_ignores_the_lock_delay(make_client: MakeClient) -> None:
@@ -425,16 +383,6 @@ async def test_losing_one_name_of_a_multilock_loses_all(client: aiodlock.Client)
             await until_cancelled()
     assert (raised.value.name, raised.value.reason) == ("b", "broken")
     await until_free(client, "a", "b")
-
-
-async def test_cancelled_multilock_leaves_nothing(client: aiodlock.Client) -> None:
-    async with held_elsewhere(client.lock("b")):
-        waiting = asyncio.create_task(client.multilock("a", "b").acquire())
-        await until_held(client, "a")
-        await until_waiting(client, "b")
-        await cancelled(waiting)
-        assert await is_free(client, "a")
-        assert not (await client.inspect("b")).waiters
 
 
 # Election

@@ -173,6 +173,8 @@ async def test_extending_never_brings_the_deadline_nearer(client: Client) -> Non
         await lease.extend(0.5)
         assert lease.ttl == 0.5
         assert lease.remaining() > 10
+        remaining = (await client.inspect("x")).holders[0].remaining
+        assert remaining is None or remaining > 10
 
 
 async def test_bad_ttl_of_extend_changes_nothing(client: Client) -> None:

@@ -17,7 +17,6 @@ from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import (
     SOON,
-    cancelled,
     held_elsewhere,
     is_free,
     settled,
@@ -75,16 +74,6 @@ async def test_without_a_round_trip(proxy: FaultProxy) -> None:
             async with client.lock("x"):
                 pass
             assert not [command for command in proxy.log if b"{x}" in command.raw]
-
-
-async def test_past_those_who_wait(client: aiodlock.Client) -> None:
-    async with client.lock("x"):
-        waiting = asyncio.create_task(client.lock("x").acquire())
-        await until_waiting(client, "x")
-        async with takes(at_most=SOON), client.lock("x"):
-            pass
-        assert not waiting.done()
-        await cancelled(waiting)
 
 
 async def test_with_the_outermost_options(client: aiodlock.Client) -> None:
@@ -157,18 +146,6 @@ async def test_a_loss_cancels_nested_bodies_and_comes_out_of_the_outermost(
                     await until_cancelled()
             assert not outer.held
     assert await is_free(client, "x")
-
-
-async def test_child_tasks_are_other_owners(client: aiodlock.Client) -> None:
-    async with client.lock("x"):
-
-        async def child() -> None:
-            with pytest.raises(aiodlock.WouldBlock):
-                await client.lock("x").acquire_nowait()
-
-        await asyncio.create_task(child())
-        async with asyncio.TaskGroup() as group:
-            group.create_task(child())
 
 
 async def test_a_task_in_the_place_of_a_dead_one_is_another_owner(client: aiodlock.Client) -> None:
