@@ -806,7 +806,7 @@ VARIANTS = {
     "heads that look late": Variant(_look_late, ("idle",), seed=26),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
     "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=27),
-    "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=22),
+    "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=35),
     "any block ends when it is not clear which": Variant(
         _guess_whose_block_ends, ("told",), seed=4
     ),
@@ -847,6 +847,7 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
+        seed=40,
     ),
     "quorum: held by votes with several tokens": Variant(
         _both(_hold_by_any_votes, _faults("node_cut", "node_slow", "partition"), _clocks_apart),
@@ -1001,7 +1002,7 @@ VARIANTS = {
         seed=2,
     ),
     "memory: a hint is forgotten for an older answer": Variant(
-        _forget_hints, ("hint",), kind=MachineSimulation, seed=21
+        _forget_hints, ("hint",), kind=MachineSimulation, seed=71
     ),
     "memory: a break that overtakes its grant is dropped": Variant(
         _forget_early_breaks, ("broken",), kind=MachineSimulation

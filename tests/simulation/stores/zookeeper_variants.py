@@ -162,6 +162,7 @@ ZOOKEEPER_VARIANTS = {
         _patched(ZooKeeperPlace, "on_over", _over_is_not_told),
         ("honesty", "exclusion", "liveness", "failure"),
         kind=ZooKeeperScene,
+        seed=22,
     ),
     "zookeeper: holds whoever was in front": Variant(
         _patched(ZooKeeperPlace, "_on_ahead_gone", _holds_whoever_was_in_front),
