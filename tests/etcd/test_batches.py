@@ -88,7 +88,9 @@ async def test_batches_are_limited_by_number_and_by_bytes() -> None:
         link.calls.clear()
         batches = Batches(link, start)  # type: ignore[arg-type]
         calls = [
-            batches.transact(b"name" if own else b"%d" % n, _put(b"key", size), own=own)
+            batches.transact(
+                b"name" if own else b"%d" % n, _put(b"key", size), own=f"{n}" if own else ""
+            )
             for n, size in enumerate(sizes)
         ]
         await asyncio.gather(*calls)

@@ -81,7 +81,9 @@ class Faulty:
             answer = await call(method, request, within)
             if method is api.TXN:
                 self.requests.append(request)
-                written = {step.request_put.key for step in request.success if step.request_put}
+                inner = [step.request_txn for step in request.success if step.request_txn]
+                steps = [step for one in (request, *inner) for step in one.success]
+                written = {step.request_put.key for step in steps if step.request_put}
                 if self.lose and (self.writing is None or self.writing in written):
                     self.lose -= 1
                     raise Unanswered("the answer was lost")

@@ -209,10 +209,16 @@ async def test_leaves_of_one_name_go_out_together_and_others_of_a_name_alone() -
 
     batches = Batches(link, start)  # type: ignore[arg-type]
     request = m.TxnRequest()
-    own = [batches.transact(b"a", request, own=True, gather=number < 7) for number in range(8)]
+    own = [
+        batches.transact(b"a", request, own=f"{number}", gather=number < 7) for number in range(8)
+    ]
     await asyncio.gather(*own, batches.transact(b"a", request), batches.transact(b"a", request))
     sizes = [max(1, len(call.success)) for call in link.calls]
     assert sizes == [8, 1, 1]
     link.calls.clear()
-    await batches.transact(b"a", request, own=True, gather=True)  # nothing else comes
+    await batches.transact(b"a", request, own="0", gather=True)  # nothing else comes
     assert len(link.calls) == 1
+    link.calls.clear()
+    # A move and a leave of one request see what the other one does.
+    await asyncio.gather(*(batches.transact(b"a", request, own=id) for id in "0102"))
+    assert sorted(max(1, len(call.success)) for call in link.calls) == [2, 2]

@@ -38,7 +38,7 @@ class Leaves:
         transact = direct.store.cluster.transact
 
         async def kept(
-            keys: Any, request: Any, *, own: bool = False, gather: bool = False
+            keys: Any, request: Any, *, own: str = "", gather: bool = False
         ) -> m.TxnResponse:
             if own:
                 await self.may_go.wait()

@@ -3,7 +3,7 @@ cluster one write to the disk.
 
 etcd looks at all comparisons before it carries out the first step, so two requests that enter one name
 together would both find it free. So at most one of each name is in a batch, or any number of such that look
-at nothing but their own request's keys, as leaves do.
+at nothing but their own request's keys, as leaves and moves do: one of each request.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LARGEST = 1 << 19
 #: What has a moment's time is kept back for so long, to be sent together with others (seconds).
 _GATHER = 0.001
 
-#: The last: whether it looks at its own request's keys alone.
-_Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]", bool]
+#: The last: the request, if it looks at that one's keys alone.
+_Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]", str]
 
 
 class Batches:
@@ -48,11 +48,11 @@ class Batches:
         self._gathered: dict[bytes, deque[_Call]] = {}
 
     async def transact(
-        self, name: bytes, request: m.TxnRequest, *, own: bool = False, gather: bool = False
+        self, name: bytes, request: m.TxnRequest, *, own: str = "", gather: bool = False
     ) -> m.TxnResponse:
         """Carry out a transaction about one name. Cancelled, it may be carried out all the same.
 
-        :param own: it looks at nothing but its own request's keys.
+        :param own: the request, if it looks at nothing but that one's keys.
         :param gather: there is a moment's time for it.
         """
         loop = asyncio.get_running_loop()
@@ -92,13 +92,13 @@ class Batches:
         batch: list[_Call] = []
         size = 0
         for name in list(self._waiting):
-            calls, taken = self._waiting[name], 0
-            while calls and (not taken or (batch[-1][2] and calls[0][2])):
+            calls, owners = self._waiting[name], set[str]()
+            while calls and _fits(calls[0][2], owners):
                 size += transactions.size(calls[0][0])
                 if batch and (len(batch) == _TOGETHER or size > _LARGEST):
                     return batch
+                owners.add(calls[0][2])
                 batch.append(calls.popleft())
-                taken += 1
             del self._waiting[name]
             if calls:
                 self._waiting[name] = calls  # behind the others
@@ -140,6 +140,11 @@ class Batches:
                 step.response_txn.header = together.header
                 if not answer.done():
                     answer.set_result(step.response_txn)
+
+
+def _fits(own: str, others: set[str]) -> bool:
+    """Whether a call may go out with those of these requests, about the same name."""
+    return not others or (own != "" and "" not in others and own not in others)
 
 
 def _fail(batch: list[_Call], error: BackendError) -> None:

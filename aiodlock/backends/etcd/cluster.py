@@ -80,9 +80,9 @@ class Cluster:
         return recipe.mailbox(self.prefix, self.label)[0] + request_id.encode()
 
     async def transact(
-        self, keys: Keys, request: m.TxnRequest, *, own: bool = False, gather: bool = False
+        self, keys: Keys, request: m.TxnRequest, *, own: str = "", gather: bool = False
     ) -> m.TxnResponse:
-        """Carry out a transaction about one name. ``own``: it looks at its own request's keys alone;
+        """Carry out a transaction about one name. ``own``: it looks at the keys of this request alone;
         ``gather``: and there is a moment's time for it."""
         return await self._batches.transact(keys.base, request, own=own, gather=gather)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
@@ -30,15 +29,6 @@ from .request import PAUSE, Request
 _MOVE_AFTER = 0.05
 #: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
 _SPARE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What is to be sent, who takes the answer, and the leases that have to be there."""
-
-    request: m.TxnRequest
-    answered: Callable[[m.TxnResponse], object]
-    leases: tuple[SharedLease | None, ...]
 
 
 class OwnKeys:
@@ -367,58 +357,61 @@ class OwnKeys:
                 self._request.on_failed(failed)
             await asyncio.sleep(PAUSE)
 
-    async def move(self) -> None:
-        """Move them to the leases that they should end with, if they are elsewhere."""
+    async def move(self, *, gather: bool = False) -> None:
+        """Move them to the leases that they should end with, if they are elsewhere.
+
+        :param gather: so do others, and there is a moment's time: they go out together.
+        """
         request = self._request
         async with self.alone():
             while self.written and request.lives:
                 lease, delay = await self.wanted()
                 if self._are_at(lease, delay):
                     return
-                if await self.write(self._value(), request.value(request.token), lease, delay):
+                delay_value = request.value(request.token)
+                if await self.write(self._value(), delay_value, lease, delay, gather=gather):
                     return
 
-    @asynccontextmanager
-    async def moving(self) -> AsyncIterator[Move | None]:
-        """Give what moves them to leases that count, to be sent together with others'; None if there is
-        nothing to move any more."""
-        request = self._request
-        async with self.alone():
-            if not self.written or not request.lives:
-                yield None
-                return
-            lease, delay = await self.wanted()
-            if not self.written or self._are_at(lease, delay):
-                yield None
-                return
-            message = self._move(self._value(), request.value(request.token), lease, delay)
-            with self.writing(lease):
-                yield Move(
-                    message, lambda answer: self._wrote(answer, lease, delay), (lease, delay)
-                )
-
     async def write(
-        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
+        self,
+        value: bytes,
+        delay_value: bytes,
+        lease: SharedLease,
+        delay: SharedLease | None,
+        *,
+        gather: bool = False,
     ) -> bool:
         """Write the key with another lease; else it is known now where it is, or that it is gone."""
         if not self.written:
             return False  # gone while its lease was asked for: to write it now would make it anew
-        cluster = self._request.cluster
-        message = self._move(value, delay_value, lease, delay)
+        request, cluster = self._request, self._request.cluster
+        keys, id = request.keys, request.id
+        leases = transactions.Leases(lease.id, 0, delay.id if delay else 0)
+        message = transactions.move(keys, id, self.written, value, delay_value, leases)
         with self.writing(lease):
             try:
-                answer = await cluster.transact(self._request.keys, message)
+                own = id if gather else ""
+                answer = await cluster.transact(keys, message, own=own, gather=gather)
             except LeaseNotFound:
                 await cluster.look_for(lease, delay)
                 raise
-        return self._wrote(answer, lease, delay)
-
-    def _move(
-        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
-    ) -> m.TxnRequest:
-        request = self._request
-        leases = transactions.Leases(lease.id, 0, delay.id if delay else 0)
-        return transactions.move(request.keys, request.id, self.written, value, delay_value, leases)
+        assert answer.header is not None
+        if request.state == "left":
+            return False
+        if answer.succeeded:
+            self.is_at(lease, answer.header.revision)
+            if delay is not None:
+                self.use_delay(delay)
+            return True
+        read = answer.responses[0].response_range
+        if read is None or not read.kvs:
+            request.on_gone("gone")
+        else:
+            self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
+            mine = Queue(keys, 0, read.kvs).find(id)
+            if mine is not None and mine.joined:
+                self._order = mine.order  # the room may not have heard of that yet
+        return False
 
     def _value(self) -> bytes:
         request = self._request
@@ -438,26 +431,6 @@ class OwnKeys:
         except BackendError:
             self._maybe = before
             raise
-
-    def _wrote(self, answer: m.TxnResponse, lease: SharedLease, delay: SharedLease | None) -> bool:
-        """Take the answer; tell whether the key was written."""
-        assert answer.header is not None
-        if self._request.state == "left":
-            return False
-        if answer.succeeded:
-            self.is_at(lease, answer.header.revision)
-            if delay is not None:
-                self.use_delay(delay)
-            return True
-        read = answer.responses[0].response_range
-        if read is None or not read.kvs:
-            self._request.on_gone("gone")
-        else:
-            self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
-            mine = Queue(self._request.keys, 0, read.kvs).find(self._request.id)
-            if mine is not None and mine.joined:
-                self._order = mine.order  # the room may not have heard of that yet
-        return False
 
     async def why_gone(self) -> LossReason | None:
         """Return why its key is not there any more; None if it is."""
@@ -494,7 +467,7 @@ class OwnKeys:
             leaving = transactions.leave(
                 keys, id, message, delay=delayed, opens=opens, marker_lease=marker
             )
-            answer = await cluster.transact(keys, leaving, own=True, gather=passed)
+            answer = await cluster.transact(keys, leaving, own=id, gather=passed)
         except NoSpace:
             # Nothing can be written, so no late duplicate either: delete alone.
             leaving = transactions.leave(keys, id, message, delay=delayed, opens=opens)

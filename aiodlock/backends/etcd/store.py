@@ -87,7 +87,7 @@ class EtcdBackend(Asked):
         )
         self._people = Inspection(self.cluster)
         super().__init__(self._people, Waits(self.cluster))
-        self._moving = Moving(self.cluster, self.requests)
+        self._moving = Moving(self.requests)
         self._audit = Audit(self.cluster, self.requests)
         self._observers: dict[Callable[[], object], Callable[[], object]] = {}
 

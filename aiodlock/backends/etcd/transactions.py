@@ -141,11 +141,6 @@ def delete_at(key: bytes, lease: int) -> m.TxnRequest:
     return m.TxnRequest([m.Compare(m.EQUAL, m.LEASE, key, lease=lease)], [_delete(key)])
 
 
-def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
-    """Make one transaction of several, of which none looks at what another one writes."""
-    return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
-
-
 def size(request: m.TxnRequest) -> int:
     """Return about how many bytes a request has, at the most. (To encode it takes ten times as long.)"""
     total = 64 * (len(request.compare) + len(request.success) + len(request.failure))
