@@ -77,8 +77,8 @@ async def test_recording_whose_answer_is_lost_is_answered_from_the_record(
     for _ in range(2):
         with pytest.raises(Unanswered):
             await place.leave(RECORD)
-    first, *others = place.own._record_leases
-    assert all(lease.seconds >= 30.0 for lease in place.own._record_leases)
+    first, *others = place.ending._record_leases
+    assert all(lease.seconds >= 30.0 for lease in place.ending._record_leases)
     assert (await place.leave(RECORD)).what == "recorded"
     assert await _recorded(direct) == b"sdone"
     # The record ends with the first attempt's lease. Those of the others are given back.
@@ -107,7 +107,7 @@ async def test_recording_that_arrives_after_a_later_leave_records_nothing(
         patch.setattr(direct.store.cluster.link, "call", lost)
         with pytest.raises(Unanswered):
             await place.leave(RECORD)
-    (lease,) = place.own._record_leases
+    (lease,) = place.ending._record_leases
     assert (await place.leave(LOST)).what == "released"
     await call(api.TXN, late[0])
     assert await _recorded(direct) is None

@@ -1,5 +1,5 @@
-"""The keys of one request: how they are made, with which leases they end, how they move from one lease to
-another, and how they are deleted. (Above 400 lines: their state has one owner.)
+"""The keys of one request: how they are made, with which leases they end, and how they move from one lease
+to another. (How they are deleted is in ``ending.py``.)
 
 A message that moves them may have no answer. Until the next one has, they may end with either lease, and
 the deadline is the earlier one.
@@ -14,21 +14,17 @@ from contextlib import contextmanager
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..._model import End, Left
 from ..base import Unanswered
-from . import calls as api
 from . import messages as m
 from . import transactions
 from .leases import SharedLease
-from .recipe import Queue, Record, Turn, value_of_success
-from .refusals import LeaseNotFound, NoSpace
+from .recipe import Queue, Record, Turn
+from .refusals import LeaseNotFound
 from .request import PAUSE, Request
 
 #: A holder's key is moved from the lease of its waiting to that of its ttl after so long: who leaves sooner
 #: is spared that write (seconds).
 _MOVE_AFTER = 0.05
-#: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
-_SPARE = 0.05
 
 
 class OwnKeys:
@@ -40,19 +36,13 @@ class OwnKeys:
     written last, 0 if it is not known to be there); ``_writer`` (held while it is being written);
     ``delay_lease`` (the same as ``lease`` for its lock-delay; None without); ``ttl`` (of a holder);
     ``until`` (the end of what is not extended by itself); ``_deadline`` (the latest that was told);
-    ``_order`` (that its key was found with, if it had joined); ``_closes`` (its ``hold_at_least`` was
-    written), ``_hold_lease`` (with which that ends); ``_record_leases`` (one of which its success may end
-    with); ``_leaves`` (how many leaves were sent).
+    ``_order`` (that its key was found with, if it had joined).
     """
 
     __slots__ = (
-        "_closes",
         "_deadline",
-        "_hold_lease",
-        "_leaves",
         "_maybe",
         "_order",
-        "_record_leases",
         "_request",
         "_writer",
         "ambiguous",
@@ -77,10 +67,6 @@ class OwnKeys:
         self._order: int = 0
         self.created: int = 0
         self.ambiguous: bool = False
-        self._closes: bool = False
-        self._hold_lease: SharedLease | None = None
-        self._record_leases: tuple[SharedLease, ...] = ()
-        self._leaves: int = 0
 
     # -- where they are --------------------------------------------------------------------------
 
@@ -301,36 +287,6 @@ class OwnKeys:
             return None
         return mine.order, self.lease or holder, self.delay_in(there) or delay
 
-    async def close_after(self) -> bool:
-        """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
-        request, cluster, least = (
-            self._request,
-            self._request.cluster,
-            self._request.terms.hold_at_least,
-        )
-        while least and not self._closes:
-            # Never renewed: it has to last for that long from now on, when the body is told.
-            before = self._hold_lease
-            spare = _SPARE if before is None else 2 * (now() - before.renewed_at)
-            lease = await cluster.leases.make(least + spare)
-            instead_of = 0 if before is None else before.id
-            value = request.value(request.token)
-            closing = transactions.close_after(
-                request.keys, request.id, self.created, value, lease.id, instead_of=instead_of
-            )
-            answer = await cluster.transact(request.keys, closing)
-            if answer.succeeded:
-                self._hold_lease = lease
-                if before is not None:
-                    cluster.start(cluster.leases.revoke, before)
-            else:
-                cluster.start(cluster.leases.revoke, lease)
-                found = answer.responses[0].response_range
-                if found is None or not found.kvs:
-                    return False
-            self._closes = not answer.succeeded or now() + least <= lease.renewed_at + lease.seconds
-        return True
-
     # -- moving them -----------------------------------------------------------------------------
 
     def alone(self) -> asyncio.Lock:
@@ -446,100 +402,3 @@ class OwnKeys:
             return "expired"
         others = list((await cluster.read(request.keys)).holders())
         return "taken_over" if others else "gone"
-
-    # -- deleting them ---------------------------------------------------------------------------
-
-    async def leave(self, end: End, *, passed: bool = False) -> Left:
-        """Send one leave. An earlier one may have been carried out.
-
-        ``passed``: requests of this client alone wait for it, and they do not wait for its answer.
-        """
-        request, cluster, terms = self._request, self._request.cluster, self._request.terms
-        repeated, self._leaves = self._leaves > 0, self._leaves + 1
-        keys, id, message = request.keys, request.id, cluster.message_key(request.id)
-        if end.record is not None:
-            return await self._record(message, *end.record)
-        if end.lost and self.delay_lease is not None:
-            return await self._close(message)
-        delayed, opens = terms.lock_delay > 0, end.unused and terms.hold_at_least > 0
-        try:
-            marker = await self._marker_lease()
-            leaving = transactions.leave(
-                keys, id, message, delay=delayed, opens=opens, marker_lease=marker
-            )
-            answer = await cluster.transact(keys, leaving, own=id, gather=passed)
-        except NoSpace:
-            # Nothing can be written, so no late duplicate either: delete alone.
-            leaving = transactions.leave(keys, id, message, delay=delayed, opens=opens)
-            answer = await cluster.transact(keys, leaving)
-        if opens and self._hold_lease is not None:
-            cluster.start(cluster.leases.revoke, self._hold_lease)  # nothing ends with it any more
-        if answer.succeeded:
-            self._keep_record_lease(0)  # no attempt to record a success can be carried out any more
-        found = None if answer.succeeded else answer.responses[0].response_range
-        if found is not None and found.kvs:
-            return Left("gone", "broken")
-        if answer.succeeded or repeated:
-            return Left("released" if request.token else "withdrawn")
-        if self.delay_lease is not None:
-            # It ended before, so the name is closed for a while: from now on, as this client keeps that
-            # lease.
-            await self._close(message)
-        return self._gone
-
-    @property
-    def _gone(self) -> Left:
-        return Left("gone", "gone" if self.lease is None or self.lease.alive else "expired")
-
-    async def _marker_lease(self) -> int:
-        """Return the lease of the marker that refuses late duplicates; 0 if there are none to come."""
-        cluster = self._request.cluster
-        return (await cluster.leases.make(cluster.marker_ttl)).id if self.ambiguous else 0
-
-    async def _record(self, message: bytes, result: bytes, keep: float) -> Left:
-        """Put a success on record. Each attempt has a lease of its own: the record is kept for so long
-        from then on, and an attempt whose answer was lost may have been carried out."""
-        request, cluster = self._request, self._request.cluster
-        lease = await cluster.leases.make(keep + api.CALL_WITHIN)
-        self._record_leases += (lease,)
-        value, marker = value_of_success(request.id, result), await self._marker_lease()
-        recording = transactions.record(request.keys, request.id, message, value, lease.id, marker)
-        answer = await cluster.transact(request.keys, recording)
-        if answer.succeeded:
-            self._keep_record_lease(lease.id)
-            return Left("recorded")
-        broken, there = (step.response_range for step in answer.responses[:2])
-        if there is not None and there.kvs:
-            success = Queue(request.keys, 0, there.kvs).success
-            if success is not None and success.request == request.id:
-                self._keep_record_lease(success.lease)
-                return Left("recorded")
-        self._keep_record_lease(0)
-        return Left("gone", "broken") if broken is not None and broken.kvs else self._gone
-
-    def _keep_record_lease(self, id: int) -> None:
-        """End the other leases of attempts to record a success: they found its key gone. It was deleted for
-        good, so a late duplicate of them records nothing."""
-        leases, self._record_leases = self._record_leases, ()
-        cluster = self._request.cluster
-
-        async def revoke() -> None:
-            for lease in leases:
-                if lease.id != id:
-                    await cluster.leases.revoke(lease)
-
-        if leases:
-            cluster.start(revoke)
-
-    async def _close(self, message: bytes) -> Left:
-        """Delete the key, and have the lock-delay end so much later."""
-        request, cluster = self._request, self._request.cluster
-        marker = await self._marker_lease()
-        delay = await cluster.leases.make(request.terms.lock_delay)
-        value = request.value(request.token)
-        closing = transactions.leave_closed(
-            request.keys, request.id, value, message, delay.id, marker
-        )
-        answer = await cluster.transact(request.keys, closing)
-        found = None if answer.succeeded else answer.responses[1].response_range
-        return Left("gone", "broken" if found is not None and found.kvs else "expired")

@@ -1,7 +1,7 @@
 """One request's place: its state, what the core asks of it, and what it is told.
 
-What is sent about its keys, and what the answers mean for them, is in ``own_keys``. (Above 400 lines: a
-place is one machine of states.)
+What is sent about its keys, and what the answers mean for them, is in ``own_keys`` and ``ending``. (Above
+400 lines: a place is one machine of states.)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..base import Listener, Unanswered
 from . import messages as m
 from . import transactions
 from .cluster import Cluster
+from .ending import Ending
 from .leases import SharedLease
 from .own_keys import OwnKeys
 from .recipe import Keys, Queue, Record, Success, Turn
@@ -41,10 +42,11 @@ _FAR_FUTURE = (1 << 63) - 1
 class EtcdPlace(Request):
     """What the core asks. Mutable state, besides that of a request:
 
-    ``own`` (its keys); ``room`` (while it waits); ``_failed`` (the last message had no answer);
-    ``_is_gone`` (the store knows it no more); ``_successors`` (of a holder that lingers), ``recalled``
-    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when its
-    ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
+    ``own`` (its keys) and ``ending`` (what deletes them); ``room`` (while it waits); ``_failed`` (the last
+    message had no answer); ``_is_gone`` (the store knows it no more); ``_successors`` (of a holder that
+    lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that it waits or holds),
+    ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted
+    when due).
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class EtcdPlace(Request):
         "_requests",
         "_successors",
         "_was_ended",
+        "ending",
         "own",
         "recalled",
         "room",
@@ -76,6 +79,7 @@ class EtcdPlace(Request):
     ) -> None:
         super().__init__(cluster, terms, request_id, owner)
         self.own: OwnKeys = OwnKeys(self)
+        self.ending: Ending = Ending(self, self.own)
         self.room: Room | None = None
         self._requests = requests
         self._listener = listener
@@ -273,7 +277,7 @@ class EtcdPlace(Request):
         """Do what a body needs that begins with the answer to ``acquire``."""
         if not self._lasts:
             await self._renew()  # it is at the lease of a waiter still
-        if self.terms.begins and not await self.own.close_after():
+        if self.terms.begins and not await self.ending.close_after():
             return Gone("gone")
         # It may be gone since an earlier attempt: until this one is answered the core heeds nothing else.
         if not self.own.written:
@@ -396,7 +400,7 @@ class EtcdPlace(Request):
         """Tell a waiter its grant, once the name stays closed if it has to."""
         while self.state == "held":
             try:
-                if not self.terms.begins or await self.own.close_after():
+                if not self.terms.begins or await self.ending.close_after():
                     self._tell_granted()
                 else:
                     self.on_gone("gone")
@@ -481,7 +485,7 @@ class EtcdPlace(Request):
 
     async def begin(self) -> None:
         """A body begins: keep the name closed for ``hold_at_least`` from now on."""
-        if self.state == "held" and not await self.own.close_after():
+        if self.state == "held" and not await self.ending.close_after():
             self.on_gone("gone")
 
     def run_out(self) -> None:
@@ -493,7 +497,7 @@ class EtcdPlace(Request):
     async def _end_overdue(self) -> None:
         while self.state == "held":
             try:
-                await self.own.leave(LOST)
+                await self.ending.leave(LOST)
                 self._was_ended = True
                 self.own.vanished()
                 return
@@ -516,7 +520,7 @@ class EtcdPlace(Request):
         passed = self._pass_on() if before == "held" and self._may_pass_on(end) else None
         try:
             async with asyncio.timeout(within):
-                left = await self.own.leave(end, passed=passed is not None)
+                left = await self.ending.leave(end, passed=passed is not None)
         except TimeoutError as silent:
             raise Unanswered(f"no answer for {within:g} s") from silent
         finally:

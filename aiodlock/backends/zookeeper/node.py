@@ -132,17 +132,9 @@ class QueueNode:
 
         Without ``reads`` it returns None when the node was made, and the queue was not read.
         """
-        rooted = makes = False
+        with_queue = rooted = False
         while self.path is None and not self.is_over():
-            if makes:
-                making = session.submit(jute.multi(self.creation(queue=True)))
-            elif self._queues.is_known(self.directory):
-                # Two nodes of one queue must not have the same transaction: it is their token.
-                making = session.transact(self.creation(), once=self.directory)
-            else:
-                # This one may fail, and would take others with it.
-                making = session.submit(jute.multi(self.creation()))
-            self.making = making
+            making = self.making = self._make(session, with_queue=with_queue)
             making.add_done_callback(self._on_made)
             # Both are on their way at once: the queue is read behind the node's creation.
             reading = self._queues.read_queue(session, self.directory) if reads else None
@@ -152,32 +144,38 @@ class QueueNode:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
                     return await self._read_and_adopt(session, reading)
-                if makes and aborted.code == jute.NODE_EXISTS:
-                    makes = False  # others have made it meanwhile
-                    continue
-                # What all receipts stand in, or all queues: somebody has deleted it.
-                rootless = aborted.index == 0 or makes
-                if aborted.code != jute.NO_NODE or (rootless and rooted):
+                if aborted.code == jute.NODE_EXISTS and with_queue:
+                    with_queue = False  # others have made it meanwhile
+                elif aborted.code != jute.NO_NODE:
                     raise
-                if rootless:
+                elif aborted.index > 0 and not with_queue:
+                    self._queues.note(self.directory, exists=False)
+                    with_queue = True
+                elif rooted:
+                    raise
+                else:
+                    # What all receipts stand in, or all queues: somebody has deleted it.
                     rooted = True
                     await session.make_root()
-                    continue
-                self._queues.note(self.directory, exists=False)
-                makes = True
-                continue
-            if reading is None:
-                return None
-            try:
-                entries = await asyncio.shield(reading)
-            except jute.ZooKeeperError as refused:
-                if refused.code != jute.NO_NODE:
-                    raise
             else:
-                if entries.zxid >= self.created:
-                    return entries
-            # It could not be made together with others, and was made after the reading; perhaps the queue
-            # was, too, by others.
+                return None if reading is None else await self._read_behind(session, reading)
+        return await self.read(session)
+
+    def _make(self, session: Session, *, with_queue: bool) -> asyncio.Future[_Made]:
+        """Send what makes the node."""
+        if self._queues.is_known(self.directory) and not with_queue:
+            # Two nodes of one queue must not have the same transaction: it is their token.
+            return session.transact(self.creation(), once=self.directory)
+        # This one may fail, and would take others with it.
+        return session.submit(jute.multi(self.creation(queue=with_queue)))
+
+    async def _read_behind(self, session: Session, reading: asyncio.Future[Queue]) -> Queue:
+        """Return the queue as it is with the node in it."""
+        entries = await self.read(session, reading)
+        if entries.zxid >= self.created:
+            return entries
+        # It could not be made together with others, and was made after the reading; perhaps the queue was,
+        # too, by others.
         return await self.read(session)
 
     async def _read_and_adopt(

@@ -12,6 +12,7 @@ from aiodlock._errors import BackendError
 from aiodlock._model import End, Left
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd import room, transactions, watching
+from aiodlock.backends.etcd.ending import Ending
 from aiodlock.backends.etcd.leases import Leases, SharedLease
 from aiodlock.backends.etcd.login import Login
 from aiodlock.backends.etcd.own_keys import OwnKeys
@@ -70,14 +71,14 @@ def _begins_with_now(watch: Watch) -> m.WatchRequest:
     return request
 
 
-async def _leaves_once(self: OwnKeys, end: End, **options: Any) -> Left:
+async def _leaves_once(self: Ending, end: End, **options: Any) -> Left:
     try:
         return await _LEAVE(self, end, **options)
     except BackendError:
         return Left("released")
 
 
-_LEAVE = OwnKeys.leave
+_LEAVE = Ending.leave
 
 
 def _token_is_the_last_write(self: Queue, record: Record, holders: list[Record]) -> Any:
@@ -112,7 +113,7 @@ def _misses_it_calmly(self: Room) -> None:
     """What was forgotten before it was told is not read."""
 
 
-async def _makes_no_marker(self: OwnKeys) -> int:
+async def _makes_no_marker(self: Ending) -> int:
     """Nothing refuses an acquire that is carried out late."""
     return 0
 
@@ -157,7 +158,7 @@ ETCD_VARIANTS = {
         ),
         (
             "a leave is sent once",
-            _patched(OwnKeys, "leave", _leaves_once),
+            _patched(Ending, "leave", _leaves_once),
             ("idle", "liveness", "ghost", "fairness"),
         ),
         (
@@ -187,7 +188,7 @@ ETCD_VARIANTS = {
         ),
         (
             "no marker refuses a late acquire",
-            _patched(OwnKeys, "_marker_lease", _makes_no_marker),
+            _patched(Ending, "_marker_lease", _makes_no_marker),
             ("ghost",),
         ),
         (
