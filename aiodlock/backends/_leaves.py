@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any
+
+from .._errors import BackendError
+from .._model import Left
 
 #: It is waited for them no longer (seconds).
 _ARRIVED_WITHIN = 1.0
@@ -34,3 +38,32 @@ class Leaves:
         leaves = self._sent.get(name, {})
         if waited_for := [leave for leave, on in leaves.items() if on is not but]:
             await asyncio.wait(waited_for, timeout=_ARRIVED_WITHIN)
+
+    def send(
+        self,
+        name: Hashable,
+        leave: Callable[[], Awaitable[Left]],
+        done: Callable[[Left | BackendError], object],
+        start: Callable[[Coroutine[Any, Any, None]], bool],
+        *,
+        on: object = None,
+    ) -> bool:
+        """Carry out a leave that nobody awaits; ``done`` hears how it went. See ``Place.leave_soon``.
+
+        :param start: runs it in the background; False when nothing is run any more.
+        """
+        on_its_way = self.begin(name, on)
+
+        async def run() -> None:
+            try:
+                left: Left | BackendError = await leave()
+            except BackendError as failed:
+                left = failed
+            finally:
+                on_its_way.set_result(None)
+            done(left)
+
+        if start(run()):
+            return True
+        on_its_way.set_result(None)
+        return False

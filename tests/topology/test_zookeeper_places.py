@@ -237,22 +237,21 @@ async def test_request_that_ends_while_its_node_moves_leaves_no_node(
         await second.queue()
         session = second.place._session
         assert session is not None
-        ask, left = session.submit, asyncio.get_running_loop().create_future()
+        ask, loop = session.submit, asyncio.get_running_loop()
+        left, soon = loop.create_future(), loop.create_future()
 
         def submit(call: jute.Call[Any]) -> asyncio.Future[Any]:
             answer = ask(call)
             if call.opcode == jute.MULTI and not left.done():
-                if how == "leave_soon" and second.place.leave_soon(ENDED, lambda done: None):
-                    left.set_result(None)
+                if how == "leave_soon" and second.place.leave_soon(ENDED, soon.set_result):
+                    left.set_result(soon)
                 else:
                     left.set_result(asyncio.ensure_future(second.leave()))
             return answer
 
         monkeypatch.setattr(session, "submit", submit)
         await blocker.leave()
-        leaving = await left
-        if leaving is not None:
-            assert await leaving == Left("withdrawn")
+        assert await (await left) == Left("withdrawn")
         await first.leave()
         async with looking(server.url) as (session, root):
             path = f"{root}/locks/{name}"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
+from ..._tasks import start_soon
 from ..base import Listener, Unanswered
 from . import messages as m
 from . import transactions
@@ -553,24 +554,15 @@ class EtcdPlace(Request):
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         """Send a leave that nobody awaits."""
-        if not self.cluster.is_up:
+        cluster = self.cluster
+        if not cluster.is_up:
             return False
-
-        on_its_way = self.cluster.leaves.begin(self.keys.base)
-
-        async def leave() -> None:
-            try:
-                left: Left | BackendError = await self.leave(end)
-            except BackendError as failed:
-                left = failed
-            finally:
-                on_its_way.set_result(None)
-            done(left)
-
-        if self.cluster.start(leave):
-            return True
-        on_its_way.set_result(None)
-        return False
+        return cluster.leaves.send(
+            self.keys.base,
+            lambda: self.leave(end),
+            done,
+            lambda run: start_soon(cluster.tasks, run),
+        )
 
     def abandon(self) -> None:
         """Forget what is kept of it here."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Callable
 
 from ..._errors import BackendError
 from ..._model import Left
@@ -22,14 +21,8 @@ class Leaving:
     and the node must go), ``_broken`` (an operator has deleted the node).
     """
 
-    def __init__(
-        self,
-        node: QueueNode,
-        deleted: Callable[[int], object],
-        start: Callable[[Coroutine[Any, Any, Any]], object],
-    ) -> None:
+    def __init__(self, node: QueueNode, deleted: Callable[[int], object]) -> None:
         self.sent: bool = False
-        self._start = start
         self._node = node
         self._deleted = deleted
         self._held = False
@@ -58,48 +51,11 @@ class Leaving:
             if refused.code != jute.NO_NODE:
                 raise
             return await self._why(session, repeated)
-        return _left(granted)
-
-    def delete_soon(
-        self,
-        session: Session,
-        path: str,
-        done: Callable[[Left | BackendError], object],
-        *,
-        granted: bool,
-    ) -> None:
-        """Delete the node; ``done`` hears how it went."""
-        repeated, self.sent = self.sent, True
-
-        def on_answer(answer: asyncio.Future[Answer[list[object]]]) -> None:
-            error = answer.exception()
-            self._on_deleted(answer)
-            if error is None:
-                done(_left(granted))
-            elif (
-                isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
-            ):
-                self._start(self._tell_why(session, repeated, done))
-            elif isinstance(error, jute.ZooKeeperError):
-                done(self._node.refused(error))
-            else:
-                done(cast("BackendError", error))
-
-        session.transact(self._node.deletion(path)).add_done_callback(on_answer)
+        return Left("released" if granted else "withdrawn")
 
     def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
         if answer.exception() is None:
             self._deleted(answer.result().zxid if self._held else 0)
-
-    async def _tell_why(
-        self, session: Session, repeated: bool, done: Callable[[Left | BackendError], object]
-    ) -> None:
-        try:
-            left = await self._why(session, repeated)
-        except BackendError as failed:
-            done(failed)
-            return
-        done(left)
 
     # -- what has gone by itself ---------------------------------------------------------------------
 
@@ -133,7 +89,3 @@ class Leaving:
         """There is a connection again."""
         if self._discards:
             self.discard(session)
-
-
-def _left(granted: bool) -> Left:
-    return Left("released" if granted else "withdrawn")

@@ -92,7 +92,7 @@ class ZooKeeperPlace:
         self._until = self._closes = math.inf
         self._successors: Successors | None = None
         self._untold = False
-        self._leaving = Leaving(node, self._on_deleted, queues.start)
+        self._leaving = Leaving(node, self._on_deleted)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -581,28 +581,14 @@ class ZooKeeperPlace:
         return None
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
-        session = self._session
-        if session is None or self._node.lifetime is None:
-            self._state = _OVER
-            asyncio.get_running_loop().call_soon(done, Left("withdrawn"))
-            return True
-        path = self._node.path
-        if self._node.is_over() or not session.is_up or path is None or self._node.ambiguous:
-            return False
-        if self._moving is not None:
+        session, queues = self._session, self._queues
+        if session is not None and not session.is_up:
             return False
         self._leaving.begin(held=self._state is _HELD)
         self._stop()
-        on_its_way = self._queues.leaves.begin(self._node.directory, session)
-
-        def on_left(left: Left | BackendError) -> None:
-            on_its_way.set_result(None)
-            if isinstance(left, Left):
-                self.abandon()
-            done(left)
-
-        self._leaving.delete_soon(session, path, on_left, granted=self.token != 0)
-        return True
+        return queues.leaves.send(
+            self._node.directory, lambda: self.leave(end), done, queues.start, on=session
+        )
 
     def _stop(self) -> None:
         """Hear of nothing any more."""

@@ -42,7 +42,7 @@ class Queues:
     def __init__(
         self,
         ensemble: Ensemble,
-        start: Callable[[Coroutine[Any, Any, Any]], object],
+        start: Callable[[Coroutine[Any, Any, Any]], bool],
         description: str,
     ) -> None:
         """:param start: runs something in the background, unless the client is ending."""
@@ -52,7 +52,7 @@ class Queues:
         self.described: str = ensemble.described
         self.root: str = ensemble.root
         self.acl: tuple[jute.Acl, ...] = ensemble.acl
-        self.start: Callable[[Coroutine[Any, Any, Any]], object] = start
+        self.start: Callable[[Coroutine[Any, Any, Any]], bool] = start
         self.was_let_in: bool = False
         self._reading: dict[tuple[Session, str], list[asyncio.Future[Queue]]] = {}
         self._unanswered = 0

@@ -138,8 +138,8 @@ class ZooKeeperBackend(Asked):
     def _main(self) -> Session:
         return self._session(self._ttl)
 
-    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        start_soon(self._group, coroutine)
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> bool:
+        return start_soon(self._group, coroutine)
 
     @property
     def failure(self) -> Exception | None:

@@ -118,8 +118,8 @@ def _token_is_the_number(self: ZooKeeperPlace, session: Session, followed: bool)
 _HOLD = ZooKeeperPlace._hold
 
 
-def _gives_up_leaving(self: Leaving, *args: Any, **options: Any) -> None:
-    args[2](Left("released"))
+async def _gives_up_leaving(self: Leaving, *args: Any, **options: Any) -> Left:
+    return Left("released")
 
 
 ZOOKEEPER_VARIANTS = {
@@ -180,7 +180,7 @@ ZOOKEEPER_VARIANTS = {
         kind=ZooKeeperScene,
     ),
     "zookeeper: leaves are not sent": Variant(
-        _patched(Leaving, "delete_soon", _gives_up_leaving),
+        _patched(Leaving, "delete", _gives_up_leaving),
         ("idle", "liveness", "ghost", "honesty"),
         kind=ZooKeeperScene,
     ),
