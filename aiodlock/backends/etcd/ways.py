@@ -124,6 +124,9 @@ class Ways:
                     why = f"{self._described} cannot be reached: {str(failed) or 'no answer'}"
                     self.switch(way, BackendUnavailable(why), tried=self._dialer.number)
                     continue
+                if way is not self.present:
+                    dialled.connection.close(Lost("another endpoint is used"))
+                    continue
                 way.endpoint = self.endpoint = self._endpoints[dialled.host]
                 self._connected(dialled.took)
                 way.serving = tasks.create_task(self._serve(way, dialled, within))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from aiodlock.backends.etcd import room, transactions, watching
 from aiodlock.backends.etcd.ending import Ending
 from aiodlock.backends.etcd.leases import Leases, SharedLease
 from aiodlock.backends.etcd.login import Login
-from aiodlock.backends.etcd.own_keys import OwnKeys
 from aiodlock.backends.etcd.recipe import Queue, Record
 from aiodlock.backends.etcd.room import Room
 from aiodlock.backends.etcd.watching import Watch
@@ -113,23 +111,6 @@ def _misses_it_calmly(self: Room) -> None:
     """What was forgotten before it was told is not read."""
 
 
-async def _makes_no_marker(self: Ending) -> int:
-    """Nothing refuses an acquire that is carried out late."""
-    return 0
-
-
-@contextmanager
-def _believes_it_where_it_was(self: OwnKeys, lease: SharedLease) -> Iterator[None]:
-    """A move that had no answer was not carried out."""
-    yield
-
-
-def _heeds_no_term(self: Leases, term: int) -> None:
-    """A lease of an earlier leader's counts like any other."""
-    for lease in self.all():
-        lease.term = max(lease.term, term)
-
-
 #: Where the search for what is caught rarely begins.
 _BEGIN = {"a leave is sent once": 485}
 
@@ -185,21 +166,6 @@ ETCD_VARIANTS = {
             "a compacted watch is given up",
             _patched(Room, "_missed", _misses_it_calmly),
             ("idle", "liveness", "leak"),
-        ),
-        (
-            "no marker refuses a late acquire",
-            _patched(Ending, "_marker_lease", _makes_no_marker),
-            ("ghost",),
-        ),
-        (
-            "the terms of leaders are not heeded",
-            _patched(Leases, "_saw", _heeds_no_term),
-            ("honesty", "exclusion", "fairness"),
-        ),
-        (
-            "a move without an answer was not carried out",
-            _patched(OwnKeys, "writing", _believes_it_where_it_was),
-            ("honesty", "exclusion", "fairness"),
         ),
         ("nobody looks at a name", _patched(room.Room, "_look", _looks_at_nobody), ("idle",)),
     )
