@@ -145,16 +145,10 @@ class HasSession(Protocol):
 
 
 _L = TypeVar("_L", bound=HasSession)
-_OF_ITS_OWN = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
-def where(frame: FrameType) -> FrameType | None:
-    """Return what enters or leaves a block: a coroutine or a generator, which is in it until it leaves it.
-
-    The frame itself, not its id, which another one would get when an exit stack's has ended. A frame of
-    another kind may be the event loop's own.
-    """
-    return frame if frame.f_code.co_flags & _OF_ITS_OWN else None
+#: Frames that stand for what enters and leaves a block: a coroutine's or a generator's, which is in it
+#: until it leaves it. Another one may be the event loop's own. The frame itself is kept, not its id, which
+#: another one would get when an exit stack's has ended.
+OF_ITS_OWN = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Blocks(Generic[_L]):
@@ -172,7 +166,8 @@ class Blocks(Generic[_L]):
 
     def enter(self, task: _Task, body: _L) -> None:
         """Called by an ``__aenter__``: a block begins in the frame that has called that."""
-        self.open.append((task, body, where(sys._getframe(2))))
+        frame = sys._getframe(2)
+        self.open.append((task, body, frame if frame.f_code.co_flags & OF_ITS_OWN else None))
 
     def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
         """Called by an ``__aexit__``: take out the block that is meant.

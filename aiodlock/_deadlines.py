@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Any
 
+from ._agenda import NEVER, Agenda
 from ._clock import now
 from ._request import HELD, KEPT, WAITING, Request
 
-_NEVER = float("inf")
 #: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
 _LONGEST_TIMER = 1.0
 #: Some loops have timers of whole milliseconds (uvloop), up to half of one late: a body would take steps
@@ -36,12 +33,11 @@ class Deadlines:
     """What is due, and the timer of the earliest.
 
     Most leases are released before the timer comes next: those stand in a dict alone, and the others are
-    moved to the heap then.
+    moved to the agenda then.
 
-    Mutable state: ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, request or
-    None] (the entry is the request's ``alarm``), ``_dead`` (entries without a request), ``_wake_at``,
-    ``_timer`` and ``_comes_at`` (when that comes, on the loop's clock), ``_shortest`` (the shortest ttl of
-    a holder since there was none).
+    Mutable state: ``_fresh`` (added since the timer came last), ``_agenda`` (an entry is the request's
+    ``alarm``), ``_wake_at``, ``_timer`` and ``_comes_at`` (when that comes, on the loop's clock),
+    ``_shortest`` (the shortest ttl of a holder since there was none).
 
     :param due: called with a holder whose time is over, with a kept lease whose time is over (some, in each
         turn of the loop), and with a request that has waited for long.
@@ -58,21 +54,19 @@ class Deadlines:
         self._on_due = due
         self._blocked = blocked
         self._fresh: dict[Request, None] = {}
-        self._heap: list[list[Any]] = []
-        self._serials = count()
-        self._dead = 0
-        self._wake_at = _NEVER
+        self._agenda: Agenda[Request] = Agenda()
+        self._wake_at = NEVER
         self._timer: asyncio.TimerHandle | None = None
-        self._comes_at = _NEVER
-        self._shortest = _NEVER
+        self._comes_at = NEVER
+        self._shortest = NEVER
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._heap) - self._dead
+        return len(self._fresh) + len(self._agenda)
 
     def add(self, request: Request) -> None:
         """Look after a holder until it is removed, and after a waiter until it has waited for long."""
         if request.alarm is not None:
-            self._bury(request.alarm)
+            self._agenda.remove(request.alarm)
             request.alarm = None
         self._fresh[request] = None
         if request.state is HELD:
@@ -95,7 +89,7 @@ class Deadlines:
     def remove(self, request: Request) -> None:
         """Care no longer."""
         if request.alarm is not None:
-            self._bury(request.alarm)
+            self._agenda.remove(request.alarm)
             request.alarm = None
         else:
             self._fresh.pop(request, None)
@@ -105,14 +99,6 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _bury(self, entry: list[Any]) -> None:
-        entry[2] = None
-        self._dead += 1
-        if self._dead > 64 and self._dead * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2] is not None]
-            heapify(self._heap)
-            self._dead = 0
 
     def _set_timer(self, moment: float) -> None:
         if self._timer is not None:
@@ -130,17 +116,15 @@ class Deadlines:
     def _on_timer(self) -> None:
         assert self._timer is not None
         late = self._loop.time() - self._comes_at
-        self._timer, self._wake_at = None, _NEVER
+        self._timer, self._wake_at = None, NEVER
         if late > self._shortest * (_BLOCKED - 1 / _TICKS):
             self._warn_of_block(late)
         self._collect(now())
-        while self._heap and self._heap[0][2] is None:
-            heappop(self._heap)
-            self._dead -= 1
-        if self._heap and self._heap[0][0] < self._wake_at:
-            self._set_timer(self._heap[0][0])
-        elif not self._heap and not self._fresh:
-            self._shortest = _NEVER
+        first = self._agenda.first
+        if first < self._wake_at:
+            self._set_timer(first)
+        elif first == NEVER and not self._fresh:
+            self._shortest = NEVER
 
     def _collect(self, moment: float) -> None:
         """Mark what has ended as lost, and tell of long waits."""
@@ -149,11 +133,8 @@ class Deadlines:
             self._push(request, _due(request))
         early: list[tuple[Request, float]] = []
         room = _SLICE
-        while self._heap and self._heap[0][0] <= moment + _EARLY:
-            found: Request | None = heappop(self._heap)[2]
-            if found is None:
-                self._dead -= 1
-                continue
+        while (entry := self._agenda.take(moment + _EARLY)) is not None:
+            found: Request = entry[2]
             found.alarm = None
             due = _due(found)
             if due > moment:
@@ -168,14 +149,13 @@ class Deadlines:
             self._push(request, due)
 
     def _push(self, request: Request, when: float) -> None:
-        if when < _NEVER:
-            request.alarm = entry = [when, next(self._serials), request]
-            heappush(self._heap, entry)
+        if when < NEVER:
+            request.alarm = self._agenda.add(request, when)
 
     def _warn_of_block(self, late: float) -> None:
-        requests = [*self._fresh, *(entry[2] for entry in self._heap if entry[2] is not None)]
+        requests = [*self._fresh, *self._agenda]
         held = (request.ttl for request in requests if request.state is HELD)
-        self._shortest = min(held, default=_NEVER)
+        self._shortest = min(held, default=NEVER)
         if late > self._shortest * (_BLOCKED - 1 / _TICKS):
             self._blocked(late, self._shortest)
 
@@ -187,4 +167,4 @@ def _due(request: Request) -> float:
         return min(request.kept_until, request.ends_at)
     if request.state is WAITING:
         return request.queued_at + _LONG_WAIT * request.ttl
-    return _NEVER
+    return NEVER

@@ -95,7 +95,9 @@ class Lingering:
         """Keep it; the caller has looked at what ``keep`` looks at."""
         request.keep(until)
         self.kept[request.terms.name] = request
-        self._deadlines.keep(request)
+        alarm = request.alarm
+        if alarm is None or until < alarm[0]:  # else it comes up in time
+            self._deadlines.keep(request)
         if len(self.kept) > _MOST:
             self.leave(next(iter(self.kept.values())))
 

@@ -11,6 +11,7 @@ from aiodlock._model import Kind
 from aiodlock._register import Holds
 from aiodlock._request import Request, check
 from aiodlock._session import Session
+from aiodlock.backends.kept import Kept, Schedule
 
 
 def session_of(client: Client) -> Session:
@@ -40,3 +41,11 @@ def check_request(session: Session, request: Request) -> None:
         is_kept=session.lingering.kept.get(request.name) is request,
         is_listed=session.requests.get(request.id) is request,
     )
+
+
+def schedule_of(place: object) -> Schedule:
+    """Return when something is due about a place that a keeper keeps."""
+    assert isinstance(place, Kept)
+    if place.schedule is None:
+        place.schedule = Schedule()
+    return place.schedule

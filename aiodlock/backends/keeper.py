@@ -1,12 +1,10 @@
 """What extends every lease and every waiter of a client, in batches.
 
-Over 400 lines: the heap, what the store says, and what its answers mean share one state.
-
-For stores with a lease per request. Each place stands in one heap, at the moment when something is due: the
+For stores with a lease per request. Each place stands in one agenda, when something is due about it: the
 next extension (a third of the length, or a little earlier, so that what began at about the same time is
 extended together), or the look of a head at its blocker's end. An extension has three outcomes: done, gone,
 unknown. Unknown is tried again; when the local deadline passes meanwhile, the core marks the loss. One task
-looks after what is due, and each batch on its way has one of its own.
+looks after what is due, and each batch on its way has one of its own (``sender``).
 """
 
 from __future__ import annotations
@@ -15,18 +13,19 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heapify, heappop, heappush
-from itertools import count, islice
-from typing import Any
+from itertools import islice
+from typing import Literal, TypeAlias
 
+from .._agenda import NEVER, Agenda, Entry
 from .._backoff import pause_after
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
-from .kept import ASKING, HELD, NOBODY, OVER, WAITING, Kept, KeptStore, give_back_unknown
+from .kept import ASKING, HELD, NOBODY, OVER, WAITING, Kept, KeptStore, Schedule, give_back_unknown
+from .sender import SLICE, Answer, Sender
 
 _logger = logging.getLogger("aiodlock")
 
@@ -40,54 +39,72 @@ _LONGEST_TIMER = 1.0
 _GRID = 64
 #: The first of them, in parts of the length: a third, less one step.
 _EARLIEST = 1 / 3 - 1 / _GRID
-#: So many places are served in one turn of the loop: that takes a few milliseconds.
-_SLICE = 200
-#: So many extensions are on their way to one server at most: what is read at once takes some milliseconds,
-#: and few objects grow so old that Python's collector looks at all there are.
-_WINDOW = 2000
 #: After a reconnection so many holders are asked about per second, and all within ``_LONGEST_SPREAD``.
 _ASKED_PER_SECOND = 1000
 _LONGEST_SPREAD = 1.0
-_NEVER = float("inf")
+
+
+#: What is to be done about a place whose extension was answered: end it; wait for the next answer, since a
+#: notice has overtaken this one; nothing, since it has left; let it hold; ask for what is due now; go on.
+Outcome: TypeAlias = Gone | Literal["outdated", "over", "hold", "again", "go on"]
+
+
+def outcome(place: Kept, answer: Answer, length: float, as_holder: bool, moment: float) -> Outcome:
+    """Return what follows from the answer to an extension by ``length``. Changes nothing.
+
+    :param as_holder: it was sent as a holder's.
+    """
+    if isinstance(answer, Waiting) and place.granted:
+        if not as_holder:
+            return "outdated"  # and the extension to the full ttl is due
+        answer = Gone("gone")  # a failover has lost the grant, and not the place in the queue
+    if place.stage is OVER:
+        return "over"
+    if not isinstance(answer, Granted):
+        return answer if isinstance(answer, Gone) else "go on"
+    if place.stage is HELD:
+        if answer.token != place.token:
+            return Gone("gone")  # it was granted anew: others may have been in between
+        # Else it was asked for as a waiter, or before the ttl was changed.
+        return "go on" if length >= place.length else "again"
+    if answer.token <= place.broken:
+        return "again"  # a break has overtaken this answer
+    if as_holder and answer.deadline - place.terms.margin <= moment:
+        # The full ttl was asked for, and is over when its answer comes. Asking on keeps the name.
+        return Gone("expired")
+    return "hold"
 
 
 class Keeper:
-    """The heap of what is due, the timer of the earliest, and what the store says by itself.
+    """The agenda of what is due, the timer of the earliest, and what the store says by itself.
 
     Mutable state: ``places`` (by request id, from before the first message until the leave is answered),
-    ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, place or None],
-    ``_dead`` (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken),
-    ``_due`` (set when it is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on
-    their way, per server), ``_kept`` (holders and waiters that wait until there are fewer), ``_lost``
-    (whose lease ran out: their tokens, and until when the store may keep their names closed), ``_looks``
-    (places that are to be looked at, and how), ``_taken`` (answers taken in this turn), ``_tasks`` (while
-    it runs).
+    ``_fresh`` (added since the timer came last), ``_agenda``, ``_wake_at`` and ``_timer`` (when the task is
+    woken), ``_due`` (set when it is), ``_batch`` (what it extends then), ``_lost`` (whose lease ran out:
+    their tokens, and until when the store may keep their names closed), ``_looks`` (places that are to be
+    looked at, and how), ``_tasks`` (while it runs).
     """
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
         self.store: KeptStore = store
         self.places: dict[str, Kept] = {}
         self._unavailable_after = unavailable_after
+        self._sender = Sender(store, self._start_batch, self.on_answer, self.on_unknown)
         self._fresh: dict[Kept, None] = {}
-        self._heap: list[list[Any]] = []
-        self._serials = count()
-        self._dead = 0
-        self._wake_at = _NEVER
+        self._agenda: Agenda[Kept] = Agenda()
+        self._wake_at = NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
         self._batch: list[Kept] = []
-        self._flying: dict[object, int] = {}
-        self._kept: dict[object, tuple[deque[Kept], deque[Kept]]] = {}
         self._lost: dict[str, tuple[int, float]] = {}
         self._looks: deque[tuple[deque[Kept], Callable[[Kept], object]]] = deque()
-        self._taken = 0
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup | None = None
         # Each client has its own, so that a host's processes do not ask in step.
         self._phase = random.random()
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._heap) - self._dead
+        return len(self._fresh) + len(self._agenda)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Run the store, and keep what is in it, until cancelled."""
@@ -113,7 +130,7 @@ class Keeper:
             length = _without_margin(ttl, terms)
         else:
             return
-        # Most leave before anything is due: they need no entry in the heap.
+        # Most leave before anything is due: they need no schedule.
         self._fresh[place] = None
         sent = place.deadline - ttl  # a little earlier: the deadline has room for drift
         earliest = sent + length * _EARLIEST
@@ -129,18 +146,19 @@ class Keeper:
 
     def look_at(self, place: Kept, moment: float) -> None:
         """The place is the head of its queue, and what blocks it may end at ``moment``."""
-        place.look_at = moment + _LOOK_SLACK
+        schedule = self._schedule_of(place)
+        schedule.look_at = moment + _LOOK_SLACK
         if place in self._fresh:
-            place.beat = self._first_beat(place)
+            schedule.beat = self._first_beat(place)
         self._watch(place, True)
-        self._schedule(place)
+        self._plan(place, schedule)
 
     def extend_now(self, place: Kept) -> None:
         """Extend at the next turn of the loop."""
         if place.stage is WAITING or place.stage is HELD:
-            place.beat = 0.0
-            place.asked = False
-            self._schedule(place)
+            schedule = self._schedule_of(place)
+            schedule.beat, schedule.asked = 0.0, False
+            self._plan(place, schedule)
 
     def lose(self, place: Kept) -> None:
         """Its lease ran out, and it leaves: what it keeps closed stays closed, see ``was_lost``."""
@@ -153,10 +171,10 @@ class Keeper:
     def forget(self, place: Kept) -> None:
         """Extend it no more."""
         place.stage = OVER
-        entry = place.entry
-        if entry is not None:
-            entry[2] = place.entry = None
-            self._bury()
+        schedule = place.schedule
+        if schedule is not None and schedule.entry is not None:
+            self._agenda.remove(schedule.entry)
+            schedule.entry = None
         else:
             self._fresh.pop(place, None)
         if place.watching:
@@ -193,7 +211,7 @@ class Keeper:
                 # The body begins when the store knows that it does.
                 and not place.terms.hold_at_least
             ):
-                self.granted(place, token, place.deadline)
+                self.hold(place, token, place.deadline)
             else:
                 self.extend_now(place)
 
@@ -208,7 +226,7 @@ class Keeper:
         place = self.places.get(request_id)
         if place is not None and place.stage is WAITING:
             place.deadline = deadline
-            self.granted(place, token, deadline)
+            self.hold(place, token, deadline)
 
     def on_recalled(self, request_id: str) -> None:
         """Others want what this holder has: it must not linger."""
@@ -258,7 +276,7 @@ class Keeper:
 
     def _ask_about_all(self, spread: float) -> None:
         def look(place: Kept) -> None:
-            if place.stage is HELD and not place.failures:
+            if place.stage is HELD and not place.silent:
                 self._ask_about_held(place, spread)
             else:
                 self._look(place)
@@ -271,15 +289,17 @@ class Keeper:
             return
         if not spread:
             self.extend_now(place)
-        elif not place.asked:
-            place.beat = min(place.beat, now() + random.uniform(0.0, spread))
-            self._schedule(place)
+            return
+        schedule = self._schedule_of(place)
+        if not schedule.asked:
+            schedule.beat = min(schedule.beat, now() + random.uniform(0.0, spread))
+            self._plan(place, schedule)
 
     def _look(self, place: Kept) -> None:
         if place.stage is ASKING and place.noticed is None:
             # No grant, but the answer on its way may be older than what there is to see.
             place.noticed = 0
-        elif place.stage is WAITING or place.failures:
+        elif place.stage is WAITING or place.silent:
             self.extend_now(place)
         elif place.lingers and place.stage is HELD and not place.recalled:
             self.extend_now(place)  # its recall may have been missed
@@ -310,9 +330,8 @@ class Keeper:
         while True:
             self._collect(now())
             batch, self._batch = self._batch, []
-            for server, part in self._apart(batch).items():
-                self._keep(server, part)
-            if self._looks or self._fresh or len(batch) >= _SLICE:
+            self._sender.send(batch)
+            if self._looks or self._fresh or len(batch) >= SLICE:
                 await asyncio.sleep(0)  # everybody else's turn
                 self._look_on()
                 continue
@@ -320,26 +339,26 @@ class Keeper:
             await self._due.wait()
             self._due.clear()
 
-    def _bury(self) -> None:
-        """Count one more dead entry; when most are, keep the others."""
-        self._dead += 1
-        if self._dead > 64 and self._dead * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2] is not None]
-            heapify(self._heap)
-            self._dead = 0
+    def _start_batch(self, server: object, batch: Sequence[Kept]) -> None:
+        start_soon(self._tasks, self._sender.fly(server, batch))
 
-    def _schedule(self, place: Kept) -> None:
-        entry, when = place.entry, self._next_moment(place)
-        place.due = when
+    @staticmethod
+    def _schedule_of(place: Kept) -> Schedule:
+        if place.schedule is None:
+            place.schedule = Schedule()
+        return place.schedule
+
+    def _plan(self, place: Kept, schedule: Schedule) -> None:
+        """Let the place come up when the next is due."""
+        entry, when = schedule.entry, self._next_moment(place, schedule)
+        schedule.due = when
         if entry is not None:
             if entry[0] <= when:
                 return  # it comes up before, and is put back then: that makes no object
-            entry[2] = None
-            self._bury()
+            self._agenda.remove(entry)
         else:
             self._fresh.pop(place, None)
-        place.entry = entry = [when, next(self._serials), place]
-        heappush(self._heap, entry)
+        schedule.entry = self._agenda.add(place, when)
         if when <= 0.0:
             self._due.set()  # asked for now: no timer
         elif when < self._wake_at:
@@ -348,33 +367,30 @@ class Keeper:
             self._due.set()  # the machine has slept, and the timer is late
 
     @staticmethod
-    def _next_moment(place: Kept) -> float:
+    def _next_moment(place: Kept, schedule: Schedule) -> float:
         if place.stage is HELD:
             # While an extension is on its way nothing is due: the core knows when the lease ends.
-            return _NEVER if place.asked else place.beat
-        if place.asked:
+            return NEVER if schedule.asked else schedule.beat
+        if schedule.asked:
             # A reply may never come: a waiter asks again when its lease is over.
             return max(place.deadline, now() + _LONGEST_RETRY)
-        return place.beat if place.look_at is None else min(place.beat, place.look_at)
+        return schedule.beat if schedule.look_at is None else min(schedule.beat, schedule.look_at)
 
-    def _set_timer(self, earliest: float = _NEVER) -> None:
-        while self._heap and self._heap[0][2] is None:
-            heappop(self._heap)
-            self._dead -= 1
-        wake_at = min(self._heap[0][0], earliest) if self._heap else earliest
+    def _set_timer(self, earliest: float = NEVER) -> None:
+        wake_at = min(self._agenda.first, earliest)
         if wake_at == self._wake_at and self._timer is not None:
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._wake_at = wake_at
-        if wake_at != _NEVER:
+        if wake_at != NEVER:
             pause = min(max(0.0, wake_at - now()), _LONGEST_TIMER)
             self._timer = self._loop.call_later(pause, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._wake_at = _NEVER
+        self._wake_at = NEVER
         self._collect(now())
         if self._batch or self._fresh:
             self._due.set()
@@ -384,33 +400,30 @@ class Keeper:
     def _collect(self, moment: float) -> None:
         """Put a slice of what must be extended now into the batch; and a slice of what is new, which may be
         due already, into the heap."""
-        for place in list(islice(self._fresh, _SLICE)):
-            place.beat = self._first_beat(place)
-            self._schedule(place)  # it is not new any more
-        due: list[list[Any]] = []
-        room = _SLICE
-        while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):
-            entry = heappop(self._heap)
-            found: Kept | None = entry[2]
-            if found is None:
-                self._dead -= 1
-                continue
-            place = found
-            place.entry = None
-            room -= 1
-            if place.due > moment:
-                self._put_back(place, entry, place.due)
-            elif place.stage is WAITING or moment < place.deadline - place.terms.margin:
-                due.append(entry)
-            # Else the lease is over: it must not come back to life, and the core marks it as lost.
-        for entry in due:
+        for place in list(islice(self._fresh, SLICE)):
+            schedule = self._schedule_of(place)
+            schedule.beat = self._first_beat(place)
+            self._plan(place, schedule)  # it is not new any more
+        due: list[tuple[Kept, Schedule, Entry]] = []
+        for _ in range(SLICE):
+            entry = self._agenda.take(moment)
+            if entry is None:
+                break
             place = entry[2]
-            place.asked = True
-            if place.silent_since is None:
-                place.silent_since = moment
-            place.due = self._next_moment(place)
+            schedule = self._schedule_of(place)
+            schedule.entry = None
+            if schedule.due > moment:
+                self._put_back(schedule, entry, schedule.due)
+            elif place.stage is WAITING or moment < place.deadline - place.terms.margin:
+                due.append((place, schedule, entry))
+            # Else the lease is over: it must not come back to life, and the core marks it as lost.
+        for place, schedule, entry in due:
+            schedule.asked = True
+            if schedule.silent_since is None:
+                schedule.silent_since = moment
+            schedule.due = self._next_moment(place, schedule)
             # Not behind the beat after this one: the entry need not be made anew when the answer comes.
-            self._put_back(place, entry, min(place.due, self._beat_of(place)))
+            self._put_back(schedule, entry, min(schedule.due, self._beat_of(place)))
             self._batch.append(place)
 
     @staticmethod
@@ -423,154 +436,70 @@ class Keeper:
             place.watching = watching
             self.store.watch(place, watching)
 
-    def _put_back(self, place: Kept, entry: list[Any], when: float) -> None:
-        entry[0], place.entry = when, entry
-        heappush(self._heap, entry)
+    def _put_back(self, schedule: Schedule, entry: Entry, when: float) -> None:
+        schedule.entry = entry
+        self._agenda.put_back(entry, when)
 
     def _look_on(self) -> None:
         """Look at the next slice of what is to be looked at."""
         if self._looks:
             places, look = self._looks[0]
-            for _ in range(min(_SLICE, len(places))):
+            for _ in range(min(SLICE, len(places))):
                 look(places.popleft())
             if not places:
                 self._looks.popleft()
             if self._looks:
                 self._due.set()
 
-    def _apart(self, batch: Sequence[Kept]) -> dict[object, list[Kept]]:
-        """Answers are awaited in order: those of a silent server must not keep another's waiting."""
-        parts: dict[object, list[Kept]] = {}
-        for place in batch:
-            parts.setdefault(self.store.server_of(place), []).append(place)
-        return parts
+    # -- answers -----------------------------------------------------------------------------------
 
-    def _keep(self, server: object, places: Iterable[Kept]) -> None:
-        """Extend these as soon as there are not too many on their way; holders first."""
-        holders, waiters = self._kept.setdefault(server, (deque(), deque()))
-        for place in places:
-            (holders if place.granted else waiters).append(place)
-        self._send_kept(server)
-
-    def _send_kept(self, server: object) -> None:
-        holders, waiters = self._kept[server]
-        while (kept := holders or waiters) and self._flying.get(server, 0) < _WINDOW:
-            batch = [kept.popleft() for _ in range(min(_SLICE, len(kept)))]
-            self._flying[server] = self._flying.get(server, 0) + len(batch)
-            start_soon(self._tasks, self._fly(server, batch))
-        if not kept:
-            # A task that started eagerly may have ended already, and have come by here.
-            self._kept.pop(server, None)
-
-    async def _fly(self, server: object, batch: Sequence[Kept]) -> None:
-        await self._extend([place for place in batch if place.stage is not OVER])
-        self._flying[server] -= len(batch)
-        if not self._flying[server]:
-            del self._flying[server]
-        if server in self._kept:
-            self._send_kept(server)
-
-    # -- extending ---------------------------------------------------------------------------------
-
-    async def _extend(self, batch: Sequence[Kept]) -> None:
-        lengths = [place.length for place in batch]
-        granted = [place.granted for place in batch]
-        try:
-            outcomes = self.store.extend(list(zip(batch, lengths, strict=True)))
-        except BackendError as error:
-            # It is no answer about any of them, and what else this client holds must not end for it.
-            for place in batch:
-                self._on_unknown(place, error)
+    def on_answer(self, place: Kept, answer: Answer, length: float, as_holder: bool) -> None:
+        """Take the answer to an extension by ``length``; ``as_holder``: it was sent as a holder's."""
+        schedule = self._schedule_of(place)
+        schedule.failures, schedule.silent_since, place.silent = 0, None, False
+        again = schedule.is_due_again
+        what = outcome(place, answer, length, as_holder, now())
+        if what != "outdated":
+            schedule.asked = False
+        if what == "over":
             return
-        for place, length, known, outcome in zip(batch, lengths, granted, outcomes, strict=True):
-            try:
-                result = await outcome
-            except BackendError as error:
-                self._on_unknown(place, error)
+        if isinstance(what, Gone):
+            if place.stage is WAITING and what.result is not None:
+                self._recorded(place, what.result)
             else:
-                self.on_answer(place, result, length, known)
-            if self._taken >= _SLICE:
-                await self._pass_turn()
-            elif not self._taken:
-                self._loop.call_soon(self._new_turn)
-            self._taken += 1
-
-    async def _pass_turn(self) -> None:
-        """Take no more answers in this turn of the loop: thousands may have come in one packet."""
-        while self._taken >= _SLICE:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        if not self._taken:
-            self._loop.call_soon(self._new_turn)
-
-    def _new_turn(self) -> None:
-        self._taken = 0
-
-    def on_answer(
-        self, place: Kept, result: Granted | Waiting | Gone, length: float, granted: bool
-    ) -> None:
-        """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
-        place.failures, place.silent_since = 0, None
-        again = self._asked_for_since(place)
-        if place.granted and isinstance(result, Waiting):
-            if not granted:
-                # A notice has overtaken this answer, and the extension to the full ttl is due.
-                place.deadline = max(place.deadline, result.deadline)
-                return
-            result = Gone("gone")  # a failover has lost the grant, and not the place in the queue
-        elif place.stage is HELD and isinstance(result, Granted) and result.token != place.token:
-            # The same, and it was granted anew: others may have been in between.
-            result = Gone("gone")
-        place.asked = False
-        if place.stage is OVER:
+                self._gone(place, what.reason)
             return
-        if isinstance(result, Gone):
-            if place.stage is WAITING and result.result is not None:
-                self._recorded(place, result.result)
-            else:
-                self._gone(place, result.reason)
+        assert not isinstance(answer, Gone)
+        place.deadline = max(place.deadline, answer.deadline)
+        if what == "outdated":
             return
-        place.deadline = max(place.deadline, result.deadline)
-        if isinstance(result, Granted) and result.recalled:
+        if isinstance(answer, Waiting):
+            place.floor, schedule.look_at = answer.floor, None
+        elif answer.recalled:
             place.recall()
             if place.is_over:
                 return  # it was idle, and left just now
-        if isinstance(result, Waiting):
-            place.look_at = None
-            place.floor = result.floor
-            if place.stage is WAITING and result.look_at is not None:
-                place.beat = 0.0 if again else self._beat_of(place)
-                self.look_at(place, result.look_at)
-                return
-        elif place.stage is WAITING:
-            if result.token <= place.broken:
-                self.extend_now(place)  # a break has overtaken this answer
-            elif granted and result.deadline - place.terms.margin <= now():
-                # The full ttl was asked for, and is over when its answer comes. Asking on keeps the name.
-                self._gone(place, "expired")
-            else:
-                self.granted(place, result.token, result.deadline)
-            return
-        elif length < place.length:
-            # Asked for as a waiter, or before the ttl was changed.
+        if what == "hold":
+            assert isinstance(answer, Granted)
+            self.hold(place, answer.token, answer.deadline)
+        elif what == "again":
             self.extend_now(place)
-            return
-        place.capped = place.terms.max_hold is not None and length < place.lease_ttl
-        place.beat = 0.0 if again else self._beat_of(place)
-        self._schedule(place)
+        else:
+            schedule.beat = 0.0 if again else self._beat_of(place)
+            if isinstance(answer, Waiting) and answer.look_at is not None:
+                self.look_at(place, answer.look_at)
+                return
+            place.capped = place.terms.max_hold is not None and length < place.lease_ttl
+            self._plan(place, schedule)
 
-    @staticmethod
-    def _asked_for_since(place: Kept) -> bool:
-        """Whether an extension is due now and not sent yet: an answer that comes now may be older than what
-        there is to see then."""
-        return place.beat == 0.0 and not place.asked
-
-    def granted(self, place: Kept, token: int, deadline: float) -> None:
+    def hold(self, place: Kept, token: int, deadline: float) -> None:
         """A waiter came to hold, with what was left of its lease as a waiter: extend it to the full ttl.
 
         When nothing is left (or only the margin), the body waits until that extension is answered. Else it
         is sent a moment later, and who holds for a shorter time is spared it.
         """
-        place.look_at = None
+        schedule = self._schedule_of(place)
+        schedule.look_at = None
         place.granted, place.token = True, token
         if place.watching:
             self._watch(place, False)
@@ -580,8 +509,8 @@ class Keeper:
             place.hold(token, deadline)
         pause = self.store.capabilities.extend_after
         if place.stage is HELD and pause > 0.0:
-            place.beat, place.asked = moment + min(pause, left / 4), False
-            self._schedule(place)
+            schedule.beat, schedule.asked = moment + min(pause, left / 4), False
+            self._plan(place, schedule)
         else:
             self.extend_now(place)
 
@@ -595,28 +524,31 @@ class Keeper:
         self.forget(place) if place.ambiguous else self.drop(place)
         listener.recorded(result, unsure=place.ambiguous)
 
-    def _on_unknown(self, place: Kept, error: BackendError) -> None:
-        again = self._asked_for_since(place)
-        place.asked = False
+    def on_unknown(self, place: Kept, error: BackendError) -> None:
+        """An extension had no answer: try it again."""
+        schedule = self._schedule_of(place)
+        again = schedule.is_due_again
+        schedule.asked = False
         if place.stage is OVER:
             return
         moment = now()
         place.listener.extension_failed(error)
-        if place.silent_since is None:
-            place.silent_since = moment
-        silent = moment - place.silent_since
+        if schedule.silent_since is None:
+            schedule.silent_since = moment
+        silent = moment - schedule.silent_since
         patience = self._unavailable_after - silent
-        place.failures += 1
+        schedule.failures += 1
+        place.silent = True
         longest = min(_LONGEST_RETRY, place.length / 6)
         if place.stage is WAITING:
             if patience <= 0.0:
                 self._give_up(place, silent, error)
                 return
             longest = min(longest, patience)
-        pause = pause_after(place.failures, first=_FIRST_RETRY, longest=longest)
-        place.beat = 0.0 if again else moment + pause
-        place.look_at = None
-        self._schedule(place)
+        pause = pause_after(schedule.failures, first=_FIRST_RETRY, longest=longest)
+        schedule.beat = 0.0 if again else moment + pause
+        schedule.look_at = None
+        self._plan(place, schedule)
 
     def _give_up(self, place: Kept, silent: float, error: BackendError) -> None:
         self.forget(place)
@@ -626,11 +558,11 @@ class Keeper:
         unavailable.__cause__ = error
         place.listener.unavailable(unavailable)
 
-    def _beat_of(self, place: Kept, latest: float = _NEVER) -> float:
+    def _beat_of(self, place: Kept, latest: float = NEVER) -> float:
         terms = place.terms
         if place.stage is HELD:
             if not terms.auto_extend or self._at_maximum(place):
-                return _NEVER
+                return NEVER
             length = _without_margin(place.lease_ttl, terms)
         else:
             length = terms.waiter_ttl

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from .._agenda import Entry
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import (
@@ -209,6 +210,33 @@ async def give_back_unknown(leave: Callable[[bool], Awaitable[Left]]) -> None:
         await leave(True)
 
 
+class Schedule:
+    """When something is due about a place. The keeper makes it when there is: most places leave before.
+
+    Mutable state: ``beat`` (when the next extension is due; 0.0: now), ``look_at`` (when a head looks at
+    its blocker's end), ``asked`` (an extension is on its way), ``due`` (the next of these), ``entry`` (it
+    comes up when ``due`` is reached, or before), ``silent_since`` and ``failures`` (of extensions that had
+    no answer).
+    """
+
+    __slots__ = ("asked", "beat", "due", "entry", "failures", "look_at", "silent_since")
+
+    def __init__(self) -> None:
+        self.asked: bool = False
+        self.beat: float = 0.0
+        self.due: float = 0.0
+        self.entry: Entry | None = None
+        self.failures: int = 0
+        self.look_at: float | None = None
+        self.silent_since: float | None = None
+
+    @property
+    def is_due_again(self) -> bool:
+        """Whether an extension is due now and not sent yet: an answer that comes now may be older than what
+        there is to see then."""
+        return self.beat == 0.0 and not self.asked
+
+
 class Kept(StoreRequest):
     """A request whose lease is its own, as its store and the keeper know it.
 
@@ -217,53 +245,44 @@ class Kept(StoreRequest):
     grant was announced before the first reply), ``broken`` (the token of a grant that an operator broke
     before it was known here), ``floor`` (no grant since the last answer has a token that is not larger),
     ``recalled`` (it must not linger), ``answered`` (the core knows that it waits), ``leaves`` (how many
-    were sent), and the keeper's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``,
-    ``silent_since``, ``asked``, ``entry`` (it comes up when ``due`` is reached, or before).
+    were sent), and the keeper's ``schedule``, ``silent`` and ``watching`` (the store listens for its
+    blocker's end).
     """
 
     __slots__ = (
         "answered",
-        "asked",
-        "beat",
         "broken",
         "capped",
         "deadline",
-        "due",
-        "entry",
-        "failures",
         "floor",
         "granted_at",
         "lease_ttl",
         "leaves",
         "listener",
-        "look_at",
         "noticed",
         "recalled",
-        "silent_since",
+        "schedule",
+        "silent",
         "stage",
         "token",
         "watching",
     )
 
     answered: bool
-    asked: bool
-    beat: float
     broken: int
     capped: bool
     deadline: float
-    due: float
     end: End
-    entry: list[Any] | None
-    failures: int
     floor: int
     granted_at: float
     lease_ttl: float
     leaves: int
     listener: Listener
-    look_at: float | None
     noticed: int | None
     recalled: bool
-    silent_since: float | None
+    schedule: Schedule | None
+    #: Whether the last extension had no answer. No property: it is read at both ends of a lingering body.
+    silent: bool
     stage: Stage
     terms: Terms
     token: int
@@ -275,10 +294,10 @@ class Kept(StoreRequest):
         self.listener = listener
         self.stage = ASKING
         self.lease_ttl = terms.ttl
-        self.answered = self.capped = self.asked = self.watching = self.recalled = False
-        self.deadline = self.granted_at = self.beat = self.due = 0.0
-        self.token = self.floor = self.broken = self.failures = self.leaves = 0
-        self.noticed = self.look_at = self.silent_since = self.entry = None
+        self.answered = self.capped = self.watching = self.recalled = self.silent = False
+        self.deadline = self.granted_at = 0.0
+        self.token = self.floor = self.broken = self.leaves = 0
+        self.noticed = self.schedule = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.terms.mode} {self.stage.value} id={self.id}>"
@@ -301,11 +320,6 @@ class Kept(StoreRequest):
     def is_over(self) -> bool:
         """Whether nothing is extended any more."""
         return self.stage is OVER
-
-    @property
-    def silent(self) -> bool:
-        """Whether the last extension had no answer."""
-        return self.failures > 0
 
     @property
     def ends_by(self) -> float:

@@ -74,7 +74,7 @@ class KeptPlace(Kept):
             self.lease_ttl = ttl
         length = self.length
         (answer,) = self.keeper.store.extend([(self, length)])
-        self.keeper.on_answer(self, await answer, length, granted=True)
+        self.keeper.on_answer(self, await answer, length, as_holder=True)
 
     def reuse(self, terms: Terms) -> None:
         """A new body has the lease that lingered."""

@@ -677,8 +677,8 @@ async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodloc
         for _ in range(300):
             await lease.extend()
         assert client._core.session is not None
-        assert len(client._core.session.deadlines._heap) < 200
-        assert len(keeper_of(client)._heap) < 200
+        assert len(client._core.session.deadlines._agenda._heap) < 200
+        assert len(keeper_of(client)._agenda._heap) < 200
 
 
 async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(

@@ -271,7 +271,7 @@ def answered(request: Request) -> None:
     """An extension was carried out before the lease was over."""
     place = request.place
     if isinstance(place, KeptPlace):
-        place.keeper.on_answer(place, Granted(place.token, now() + 1), place.length, granted=True)
+        place.keeper.on_answer(place, Granted(place.token, now() + 1), place.length, as_holder=True)
 
 
 async def test_max_hold_over_during_the_wait_is_raised(client: Client) -> None:

@@ -154,13 +154,13 @@ async def test_notice_that_comes_after_its_lease_was_lost_opens_no_name(
     held = await client.lock("name").acquire()
     waits = asyncio.create_task(one.lock("name", **options).acquire())
     await waiting_for_notice(one)
-    answered = Keeper.on_answer
+    keeper = keeper_of(one)
 
-    def on_answer(self: Keeper, place: Any, result: Any, *more: Any, **kw: Any) -> None:
+    def on_answer(place: Any, *answer: Any) -> None:
         if place.stage is not Stage.HELD:
-            answered(self, place, result, *more, **kw)
+            keeper.on_answer(place, *answer)
 
-    monkeypatch.setattr(Keeper, "on_answer", on_answer)
+    monkeypatch.setattr(keeper._sender, "_on_answer", on_answer)
     await held.release()
     lease = await waits
     await until(lambda: not lease.held)

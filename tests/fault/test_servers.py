@@ -21,7 +21,7 @@ from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import RedisBackend
 
 from ..conftest import MakeClient
-from ..inside import session_of
+from ..inside import schedule_of, session_of
 from ..proxy import FaultProxy
 from ..scenes import LASTING, PATIENCE, keeper_of, store_of, until_cancelled, until_outlived
 from ..servers import NOTIFICATIONS, Store, embedded
@@ -664,7 +664,11 @@ async def test_scripts_that_the_server_forgot_do_not_slow_down_a_thousand_extens
     places = list(keeper.places.values())
     for place in places:
         keeper.extend_now(place)
-    await until(lambda: not any(place.asked or not place.beat for place in places))
+    await until(
+        lambda: (
+            not any(schedule_of(place).is_due_again or schedule_of(place).asked for place in places)
+        )
+    )
     assert proxy.commands["EVAL"] == 1
     for lease in leases:
         await lease.release()

@@ -191,11 +191,10 @@ async def test_burst_of_extensions_is_sent_in_slices(
             on_answer(*arguments)
 
         monkeypatch.setattr(keeper.store, "extend", counting_extend)
-        monkeypatch.setattr(keeper, "on_answer", counting_answer)
+        monkeypatch.setattr(keeper._sender, "_on_answer", counting_answer)
         turn()
         for place in keeper.places.values():
-            place.beat = 0.0
-            keeper._schedule(place)
+            keeper.extend_now(place)
         await until(lambda: sum(taken.values()) >= len(leases), "all answers")
         counting = False
         assert sum(sent.values()) == len(leases)
@@ -462,8 +461,7 @@ async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
         keeper: Any = keeper_of(client)
         places = list(keeper.places.values())
         for place in places:
-            place.beat = 0.0
-            keeper._schedule(place)
+            keeper.extend_now(place)
         deadlines = [place.deadline for place in places]
         gc.collect()
         before = gc.get_stats()[0]["collections"]
@@ -473,6 +471,6 @@ async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
 
         await until(extended, "an extension of each")
         assert gc.get_stats()[0]["collections"] - before < len(places) / 200
-        assert len(keeper._heap) < 1.5 * len(places), "entries are used again"
+        assert len(keeper._agenda._heap) < 1.5 * len(places), "entries are used again"
         for lease in leases:
             await lease.release()

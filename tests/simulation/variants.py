@@ -163,14 +163,14 @@ def _from_the_reply(simulation: Simulation) -> None:
 
 
 def _believe_late_notices(simulation: Simulation) -> None:
-    right = Keeper.granted
+    right = Keeper.hold
 
-    def granted(self: Keeper, place: KeptPlace, token: int, deadline: float) -> None:
+    def hold(self: Keeper, place: KeptPlace, token: int, deadline: float) -> None:
         if now() >= deadline:
             place.hold(token, now() + place.terms.waiter_ttl)
         right(self, place, token, deadline)
 
-    simulation.patch(Keeper, "granted", granted)
+    simulation.patch(Keeper, "hold", hold)
 
 
 def _rely_on_notices(simulation: Simulation) -> None:
@@ -180,7 +180,9 @@ def _rely_on_notices(simulation: Simulation) -> None:
         return float("inf") if place.stage is Stage.WAITING else right(self, place, latest)
 
     simulation.patch(Keeper, "_beat_of", beat_of)
-    simulation.patch(Keeper, "look_at", lambda self, place, moment: self._schedule(place))
+    simulation.patch(
+        Keeper, "look_at", lambda self, place, moment: self._plan(place, self._schedule_of(place))
+    )
 
 
 def _forget_hints(simulation: Simulation) -> None:
@@ -188,8 +190,8 @@ def _forget_hints(simulation: Simulation) -> None:
     right = Keeper.on_answer
 
     def on_answer(self: Keeper, place: KeptPlace, *answer: Any, **how: Any) -> None:
-        if place.beat == 0.0:
-            place.beat = 1e-9  # due all the same, and not known as asked for
+        if place.schedule is not None and place.schedule.beat == 0.0:
+            place.schedule.beat = 1e-9  # due all the same, and not known as asked for
         right(self, place, *answer, **how)
 
     simulation.patch(Keeper, "on_answer", on_answer)
@@ -214,7 +216,9 @@ def _look_late(simulation: Simulation) -> None:
         waiter_ttl=2.0,
     )
     simulation.patch(Keeper, "_beat_of", beat_of)
-    simulation.patch(Keeper, "look_at", lambda self, place, moment: self._schedule(place))
+    simulation.patch(
+        Keeper, "look_at", lambda self, place, moment: self._plan(place, self._schedule_of(place))
+    )
 
 
 def _tell_nobody(simulation: Simulation) -> None:
@@ -312,7 +316,7 @@ def _guess_whose_block_ends(simulation: Simulation) -> None:
 
 def _forget_who_entered(simulation: Simulation) -> None:
     """Know a block by its task alone: of two generators that other tasks close, none leaves its own."""
-    simulation.patch(_body, "where", lambda frame: None)
+    simulation.patch(_body, "OF_ITS_OWN", 0)
 
 
 def _disarm_with_the_first_block(simulation: Simulation) -> None:

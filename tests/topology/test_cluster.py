@@ -170,7 +170,9 @@ async def test_new_requests_for_a_slot_on_its_way_are_served_when_it_has_arrived
     target = next(node for node in cluster.primaries if node is not source)
     moving = cluster.move_slot(slot_of("name"), source, target)
     waiting = [asyncio.create_task(client.lock("name").acquire()) for _ in range(3)]
-    await until(lambda: all(place.failures for place in _places(client)), "a refusal for each")
+    await until(
+        lambda: all(request.place.silent for request in _places(client)), "a refusal for each"
+    )
     moving.finish()
     for _ in range(3):
         done, _ = await asyncio.wait(waiting, timeout=STARTING, return_when=asyncio.FIRST_COMPLETED)

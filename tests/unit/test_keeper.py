@@ -12,11 +12,13 @@ import pytest
 from aiodlock._clock import now
 from aiodlock._errors import BackendUnavailable, LossReason
 from aiodlock._model import Capabilities, Gone, Granted, Refused, StoreRequest, Terms, Waiting
-from aiodlock.backends.keeper import Keeper
+from aiodlock.backends.keeper import Keeper, outcome
+from aiodlock.backends.keeper import Outcome as Follows
 from aiodlock.backends.kept import Kept as KeptRequest
 from aiodlock.backends.kept import Stage
 from aiodlock.backends.kept_place import KeptPlace
 
+from ..inside import schedule_of
 from ..scenes import takes, until
 
 Outcome = Granted | Waiting | Gone | Exception
@@ -189,9 +191,9 @@ async def test_what_began_at_about_the_same_time_is_due_together(kept: Kept) -> 
     places = [await kept.holder(str(number), ttl=64.0) for number in range(100)]
     spent = now() - began
     kept.keeper._collect(now())  # as its timer would
-    assert len({round(place.beat, 6) for place in places}) <= 2 + spent
+    assert len({round(schedule_of(place).beat, 6) for place in places}) <= 2 + spent
     for place in places:
-        assert began + 64 / 3 - 1.001 <= place.beat <= began + spent + 64 / 3
+        assert began + 64 / 3 - 1.001 <= schedule_of(place).beat <= began + spent + 64 / 3
 
 
 async def test_thousands_that_are_new_are_looked_at_in_slices(kept: Kept) -> None:
@@ -224,7 +226,7 @@ async def test_processes_do_not_ask_in_step(kept: Kept) -> None:
         kept.keeper._phase = Keeper(kept.store, 1.0)._phase
         place = await kept.holder(str(number), ttl=64.0)
         kept.keeper._collect(now())
-        beats.add(round(place.beat % 1.0, 6))
+        beats.add(round(schedule_of(place).beat % 1.0, 6))
     assert len(beats) > 4
     kept.keeper._phase = phase
 
@@ -318,7 +320,7 @@ async def test_without_auto_extend_nothing_is_due(kept: Kept) -> None:
 
 async def test_granted_waiter_is_extended_to_the_full_ttl_at_once(kept: Kept) -> None:
     place = await kept.waiter(ttl=5.0, waiter_ttl=3.0, auto_extend=False)
-    kept.keeper.granted(place, 1, place.deadline)
+    kept.keeper.hold(place, 1, place.deadline)
     await until(lambda: kept.store.asked)
     assert kept.store.lengths("a") == [5.0]
     assert (place.stage, place.token, kept.heard.granted_times) == (Stage.HELD, 1, 1)
@@ -327,7 +329,7 @@ async def test_granted_waiter_is_extended_to_the_full_ttl_at_once(kept: Kept) ->
 
 async def test_grant_without_time_left_is_told_when_its_extension_is_answered(kept: Kept) -> None:
     place = await kept.waiter(ttl=5.0, waiter_ttl=3.0)
-    kept.keeper.granted(place, 1, now() - 0.01)
+    kept.keeper.hold(place, 1, now() - 0.01)
     assert kept.heard.granted_times == 0
     await until(lambda: kept.heard.granted_times)
     assert place.deadline > now() + 4.5
@@ -336,7 +338,7 @@ async def test_grant_without_time_left_is_told_when_its_extension_is_answered(ke
 async def test_grant_that_is_too_late_again_is_told_as_expired(kept: Kept) -> None:
     kept.store.answer = lambda *_: Granted(1, now() - 0.01)
     place = await kept.waiter(ttl=5.0, waiter_ttl=3.0)
-    kept.keeper.granted(place, 1, now() - 0.01)
+    kept.keeper.hold(place, 1, now() - 0.01)
     await until(lambda: kept.heard.reasons)
     assert (kept.heard.reasons, kept.heard.granted_times) == (["expired"], 0)
     assert place.token == 1
@@ -395,7 +397,7 @@ async def test_extension_may_wait_where_many_servers_would_be_asked(kept: Kept) 
     kept.store.capabilities = Capabilities(extend_after=0.3)
     gone, stays = [await kept.waiter(id, ttl=5.0, waiter_ttl=3.0) for id in "ab"]
     for place in (gone, stays):
-        kept.keeper.granted(place, 1, place.deadline)
+        kept.keeper.hold(place, 1, place.deadline)
         assert place.stage is Stage.HELD
     gone.run_out()
     await until(lambda: kept.store.asked)
@@ -406,7 +408,7 @@ async def test_extension_may_wait_where_many_servers_would_be_asked(kept: Kept) 
 async def test_extension_does_not_wait_for_the_end_of_the_lease(kept: Kept) -> None:
     kept.store.capabilities = Capabilities(extend_after=60.0)
     place = await kept.waiter(ttl=5.0, waiter_ttl=2.0)
-    kept.keeper.granted(place, 1, place.deadline)
+    kept.keeper.hold(place, 1, place.deadline)
     await until(lambda: kept.store.asked)
     assert place.stage is Stage.HELD
 
@@ -414,7 +416,7 @@ async def test_extension_does_not_wait_for_the_end_of_the_lease(kept: Kept) -> N
 async def test_max_hold_is_never_extended_past(kept: Kept) -> None:
     began = now()
     place = await kept.holder(ttl=0.3, max_hold=0.5)
-    await until(lambda: len(kept.keeper) == 0 or place.beat == float("inf"))
+    await until(lambda: len(kept.keeper) == 0 or schedule_of(place).beat == float("inf"))
     assert place.capped
     assert place.deadline <= began + 0.5 + 0.1
     assert all(length <= 0.41 for length in kept.store.lengths("a"))
@@ -442,7 +444,7 @@ async def test_look_is_not_forgotten_for_an_older_answer_of_the_same_turn(
     kept.keeper.on_answer(place, older, 300.0, False)
     await until(lambda: len(kept.store.asked) == 2)
     kept.keeper.on_answer(place, older, 300.0, False)
-    assert place.due > now() + 5.0  # once is enough
+    assert schedule_of(place).due > now() + 5.0  # once is enough
 
 
 async def test_look_is_not_forgotten_for_an_older_failure_of_the_same_turn(kept: Kept) -> None:
@@ -456,19 +458,19 @@ async def test_look_is_not_forgotten_for_an_older_failure_of_the_same_turn(kept:
 
     kept.store.answer = fail_once
     place = await kept.waiter(waiter_ttl=300.0)
-    place.failures = 10  # the next pause takes long
+    schedule_of(place).failures = 10  # the next pause takes long
     kept.keeper.on_look("a")
     for _ in range(20):
         await asyncio.sleep(0)
     assert kept.heard.failed
     assert len(kept.store.asked) == 2
-    assert place.due > now() + 5.0  # once is enough
+    assert schedule_of(place).due > now() + 5.0  # once is enough
 
 
 async def test_granted_head_is_no_longer_watching(kept: Kept) -> None:
     place = await kept.waiter(waiter_ttl=3.0)
     kept.keeper.look_at(place, now() + 5)
-    kept.keeper.granted(place, 7, place.deadline)
+    kept.keeper.hold(place, 7, place.deadline)
     assert kept.store.watched == {"a": False}
 
 
@@ -500,7 +502,7 @@ async def test_batch_whose_places_have_all_left_is_forgotten(
     await kept.holder("after", ttl=0.6)
     await until(lambda: kept.store.lengths("after"), "an extension of what came after")
     assert {id for batch in kept.store.asked for id, _ in batch} == {"after"}
-    assert not kept.keeper._kept
+    assert not kept.keeper._sender._held_back
 
 
 async def test_holders_are_extended_before_waiters_when_many_are_on_their_way(
@@ -510,10 +512,10 @@ async def test_holders_are_extended_before_waiters_when_many_are_on_their_way(
     holder = await kept.holder("holder", ttl=30.0)
     server = kept.keeper.store.server_of(holder)
     with monkeypatch.context() as many:
-        many.setattr("aiodlock.backends.keeper._WINDOW", 0)
-        kept.keeper._keep(server, [*waiters, holder])
+        many.setattr("aiodlock.backends.sender._WINDOW", 0)
+        kept.keeper._sender.send([*waiters, holder])
     assert not kept.store.asked
-    kept.keeper._send_kept(server)
+    kept.keeper._sender._send_held_back(server)
     await until(lambda: len(kept.store.asked) >= 3)
     assert [id for id, _ in kept.store.asked[0]] == ["holder"]
 
@@ -528,4 +530,39 @@ async def test_heap_does_not_grow_with_places_that_are_gone(kept: Kept) -> None:
         (await kept.holder(str(number), ttl=30.0)).abandon()
     assert len(kept.keeper) == 0
     assert kept.keeper.places == {}
-    assert len(kept.keeper._heap) <= 200
+    assert len(kept.keeper._agenda._heap) <= 200
+
+
+@pytest.mark.parametrize(
+    ("known", "answer", "as_holder", "follows"),
+    [
+        ("waits", Waiting(9.0), False, "go on"),
+        ("waits", Gone("gone"), False, Gone("gone")),
+        ("waits", Granted(7, 9.0), False, "hold"),
+        ("waits", Granted(5, 9.0), False, "again"),  # a break has overtaken it
+        ("was granted", Waiting(9.0), False, "outdated"),
+        ("was granted", Waiting(9.0), True, Gone("gone")),  # lost in a failover
+        ("was granted", Granted(7, 9.0), True, "hold"),
+        ("was granted", Granted(7, 1.0), True, Gone("expired")),
+        ("holds", Granted(7, 9.0), True, "go on"),
+        ("holds", Granted(8, 9.0), True, Gone("gone")),  # granted anew
+        ("holds", Waiting(9.0), False, "outdated"),
+        ("is over", Waiting(9.0), False, "over"),
+        ("is over", Gone("broken"), True, "over"),
+    ],
+)
+async def test_what_follows_from_an_answer(
+    kept: Kept, known: str, answer: Granted | Waiting | Gone, as_holder: bool, follows: Follows
+) -> None:
+    place = await (kept.holder() if known == "holds" else kept.waiter())
+    place.token, place.broken = 7, 5
+    place.granted = known in ("holds", "was granted")
+    if known == "is over":
+        place.run_out()
+    assert outcome(place, answer, place.length, as_holder, 2.0) == follows
+
+
+async def test_extension_that_was_too_short_is_asked_for_again(kept: Kept) -> None:
+    place = await kept.holder()
+    granted = Granted(place.token, now() + 9.0)
+    assert outcome(place, granted, place.length / 2, True, now()) == "again"
