@@ -25,9 +25,12 @@ from ._model import Kind, LockInfo, Mode
 from ._multilock import MultiLock
 from ._once import Once, check_hold, recordable
 from ._options import (
+    CLIENTS_ELSEWHERE,
+    CLOSING_ELSEWHERE,
     SHORTEST_TTL,
     LockOptions,
     OnLost,
+    answers,
     check_flag,
     check_kind,
     check_limit,
@@ -53,6 +56,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
 
+@answers(CLIENTS_ELSEWHERE | CLOSING_ELSEWHERE)
 class Client:
     """Locks on Redis or Valkey, alone, in a cluster or a quorum, PostgreSQL, etcd, ZooKeeper, or in memory.
 

@@ -11,10 +11,18 @@ from ._body import AsyncBlock
 from ._capabilities import refuse_short
 from ._errors import BackendError, LockLost, NotHeld, Unsupported
 from ._model import Mode
-from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
+from ._options import (
+    LARGEST_MARGIN,
+    LEASES_ELSEWHERE,
+    SHORTEST_TTL,
+    answers,
+    check_seconds,
+    refuse_keywords,
+)
 from ._request import HELD, Request
 
 
+@answers(LEASES_ELSEWHERE)
 class LeaseView:
     """What a lease tells, to tasks and to threads. Sends nothing."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 from . import _short_way
 from ._acquire import OwnRequests
@@ -17,8 +17,8 @@ from ._errors import AcquireTimeout, NotHeld, WouldBlock
 from ._lease import Lease
 from ._model import LockInfo, Mode
 from ._options import (
-    ATTRIBUTES_ELSEWHERE,
-    Elsewhere,
+    LOCKS_ELSEWHERE,
+    answers,
     check_timeout,
     check_tokens,
     refuse_keywords,
@@ -28,6 +28,7 @@ from ._request import Request
 UNSET: Any = object()
 
 
+@answers(LOCKS_ELSEWHERE)
 class Acquirable:
     """What locks and semaphores share: options, and ``async with``. Holds nothing itself.
 
@@ -48,15 +49,9 @@ class Acquirable:
         """The name, as given."""
         return self._described.name
 
-    if not TYPE_CHECKING:  # a type checker knows all attributes
-        extend, reacquire, owned, local = Elsewhere(), Elsewhere(), Elsewhere(), Elsewhere()
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in ATTRIBUTES_ELSEWHERE]
-
     # -- for users ---------------------------------------------------------------------------------
 
-    async def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
+    async def acquire(self, *given: Never, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease.
 
         ```python
@@ -75,8 +70,8 @@ class Acquirable:
         :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
         :raises ClientClosed: when the client is left meanwhile.
         """
-        if wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"])
+        if given or wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"], given)
         timeout = self._described.options.timeout if timeout is UNSET else check_timeout(timeout)
         return Lease(await self._acquire(timeout))
 

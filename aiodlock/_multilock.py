@@ -72,7 +72,9 @@ class MultiLock:
         """The names, each once, in the order in which they are taken."""
         return tuple(lock.name for lock in self._locks)
 
-    async def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
+    async def acquire(
+        self, *given: Never, timeout: float | None = UNSET, **wrong: Never
+    ) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
 
         ```python
@@ -88,8 +90,8 @@ class MultiLock:
         :raises ClientClosed: as ``Lock.acquire``.
         :raises LockLost: see the class.
         """
-        if wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"])
+        if given or wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"], given)
         timeout = self._timeout if timeout is UNSET else check_timeout(timeout)
         return MultiLease(await self._acquire(timeout))
 

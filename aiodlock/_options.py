@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
 
 from ._model import Kind
+
+_T = TypeVar("_T")
 
 OnLost = Literal["cancel", "flag"]
 
@@ -107,46 +109,87 @@ _ELSEWHERE = {
     "replace_ttl": "leave it out: extend(60) always sets the time left, and never shortens it",
     "additional_time": "extend(60) sets the time left to 60 s, and never shortens it",
 }
-#: Attributes of other libraries' locks, and what does the same here.
-ATTRIBUTES_ELSEWHERE = {
-    "extend": "the lease has it: lease.extend(60); acquire() and the block ('as lease') give the lease",
-    "reacquire": "lease.extend() does it; acquire() and the block ('as lease') give the lease",
-    "owned": "lease.held answers that; acquire() and the block ('as lease') give the lease",
-    "local": "lease.token is the fencing token; acquire() and the block ('as lease') give the lease",
+_HAVE_THE_LEASE = "acquire() and the block ('as lease') give the lease"
+#: Attributes of other libraries' locks, leases and clients, and what does the same here.
+LOCKS_ELSEWHERE = {
+    "extend": f"the lease has it: lease.extend(60); {_HAVE_THE_LEASE}",
+    "reacquire": f"lease.extend() does it; {_HAVE_THE_LEASE}",
+    "owned": f"lease.held answers that; {_HAVE_THE_LEASE}",
+    "valid": f"lease.held answers that; {_HAVE_THE_LEASE}",
+    "held": f"lease.held answers that; {_HAVE_THE_LEASE}",
+    "local": f"lease.token is the fencing token; {_HAVE_THE_LEASE}",
+    "token": f"lease.token is the fencing token; {_HAVE_THE_LEASE}",
+    "is_locked": "lock.locked() answers that",
+    "unlock": "lock.release() does it, or the end of the block",
 }
+LEASES_ELSEWHERE = {
+    "valid": "lease.held answers that",
+    "owned": "lease.held answers that",
+    "locked": "lease.held answers that",
+    "is_locked": "lease.held answers that",
+    "reacquire": "lease.extend() does it",
+    "renew": "lease.extend() does it",
+    "unlock": "lease.release() does it, or the end of the block",
+}
+CLIENTS_ELSEWHERE = {
+    "acquire": "client.lock(name).acquire() does it, or a block of client.lock(name)",
+    "create_lock": "client.lock(name) describes a lock",
+    "get_lock": "client.lock(name) describes a lock",
+    "is_locked": "client.lock(name).locked() answers that",
+    "release": "lease.release() does it, or the end of the block of client.lock(name)",
+    "unlock": "lease.release() does it, or the end of the block of client.lock(name)",
+}
+#: Of a client for tasks; one for threads has a close().
+CLOSING_ELSEWHERE = dict.fromkeys(
+    ("close", "aclose"), "leaving the block closes it: async with aiodlock.Client(url) as client"
+)
 
 
-class Elsewhere:
-    """Stands for an attribute of other libraries' locks: asked for, it says what stands for it here.
+def answers(elsewhere: Mapping[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Let a class answer who asks for an attribute of other libraries with what does it here.
 
     A ``__getattr__`` would do it too, and make each read of an attribute that is there ten times as dear.
     """
 
-    _name: str
+    def named(self: object) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in elsewhere]
 
-    def __set_name__(self, kind: type, name: str) -> None:
-        self._name = name
+    def decorate(kind: type[_T]) -> type[_T]:
+        for name, answer in elsewhere.items():
+            setattr(kind, name, _Elsewhere(name, answer))
+        kind.__dir__ = named  # type: ignore[method-assign]
+        return kind
+
+    return decorate
+
+
+class _Elsewhere:
+    """Stands for an attribute of other libraries: asked for, it says what stands for it here."""
+
+    def __init__(self, name: str, answer: str) -> None:
+        self._name, self._answer = name, answer
 
     def __get__(self, asked: object | None, kind: type) -> NoReturn:
-        refuse_attribute(kind if asked is None else asked, self._name)
-
-
-def refuse_attribute(asked: object, name: str) -> NoReturn:
-    """Raise the AttributeError of what has no such attribute, with what stands for it here."""
-    kind = type(asked)
-    message = f"{kind.__name__!r} object has no attribute {name!r}"
-    if name in ATTRIBUTES_ELSEWHERE:
-        message += f": {ATTRIBUTES_ELSEWHERE[name]}"
-    raise AttributeError(message, name=name, obj=asked)
+        message = f"{kind.__name__!r} object has no attribute {self._name!r}: {self._answer}"
+        raise AttributeError(message, name=self._name, obj=kind if asked is None else asked)
 
 
 def refuse_keywords(
-    call: str, wrong: Iterable[str], known: Iterable[str] | None = None
+    call: str,
+    wrong: Iterable[str],
+    known: Iterable[str] | None = None,
+    given: Sequence[object] = (),
 ) -> NoReturn:
     """Raise the TypeError of a call that got unknown keywords, with what stands for them here.
 
     :param known: the keywords of the call; default: the options of a lock.
+    :param given: what the call got without a keyword.
     """
+    if given:
+        raise TypeError(
+            f"{call} takes keywords only, and got {given[0]!r}: {_ELSEWHERE['blocking']}; "
+            "timeout=5 waits for 5 s at most"
+        )
     if known is None:
         known = [field.name for field in fields(LockOptions)]
     keyword = min(wrong)
@@ -210,10 +253,10 @@ def check_seconds(what: str, value: object, *, least: float = 0.0) -> float:
 
 
 def check_timeout(value: object) -> float | None:
-    """Return a timeout: None waits for ever, 0 tries once."""
+    """Return a timeout: None waits without limit, 0 tries once."""
     if isinstance(value, int | float) and value < 0:
         raise ValueError(
-            f"timeout must not be negative, and is {value}: None waits for ever, 0 tries once"
+            f"timeout must not be negative, and is {value}: None waits without limit, 0 tries once"
         )
     return None if value is None else check_seconds("timeout", value)
 

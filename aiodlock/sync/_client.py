@@ -19,7 +19,7 @@ from .._hooks import Hooks
 from .._locked import CallTemplate, check_function, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable
-from .._options import check_timeout
+from .._options import CLIENTS_ELSEWHERE, answers, check_timeout
 from ._blocks import here
 from ._described import OnLost
 from ._election import Election
@@ -48,6 +48,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@answers(CLIENTS_ELSEWHERE)
 class Client:
     """Locks for threads, on the stores of ``aiodlock.Client`` and together with its users.
 

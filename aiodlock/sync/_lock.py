@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Never
+from typing import Never
 
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
-from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
+from .._options import LOCKS_ELSEWHERE, answers, check_timeout, refuse_keywords
 from ._blocks import here, holding_threads
 from ._described import Described
 from ._lease import Lease
@@ -16,6 +16,7 @@ from ._options import UNSET
 from ._twin import like, said_of_threads
 
 
+@answers(LOCKS_ELSEWHERE)
 class Acquirable(Described[core.Acquirable, Lease]):
     """What locks and semaphores share. Holds nothing itself; any number of threads may use one."""
 
@@ -28,13 +29,7 @@ class Acquirable(Described[core.Acquirable, Lease]):
 
     # -- for users ---------------------------------------------------------------------------------
 
-    if not TYPE_CHECKING:  # a type checker knows all attributes
-        extend, reacquire, owned, local = Elsewhere(), Elsewhere(), Elsewhere(), Elsewhere()
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in ATTRIBUTES_ELSEWHERE]
-
-    def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
+    def acquire(self, *given: Never, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease, which is to be released.
 
         The hold belongs to this thread, which may acquire the name again, in the same job of a pool. It
@@ -55,8 +50,8 @@ class Acquirable(Described[core.Acquirable, Lease]):
         :raises ClientClosed: when the client is closed meanwhile.
         :raises RuntimeError: in a thread that runs an event loop.
         """
-        if wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"])
+        if given or wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"], given)
         return self._take_bare(
             self._default_timeout if timeout is UNSET else check_timeout(timeout)
         )

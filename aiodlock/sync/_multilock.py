@@ -68,9 +68,9 @@ class MultiLock(Described[core.MultiLock, MultiLease]):
         return self._core.names
 
     @like(core.MultiLock.acquire)
-    def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
-        if wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"])
+    def acquire(self, *given: Never, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
+        if given or wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"], given)
         return self._take_bare(
             self._default_timeout if timeout is UNSET else check_timeout(timeout)
         )

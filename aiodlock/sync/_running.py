@@ -95,8 +95,9 @@ class Running:
             async with asyncio.timeout(limit):
                 await self.open()
         except TimeoutError as elapsed:
+            spent = "before the call's timeout" if timeout else f"within {limit:g} s"
             raise BackendUnavailable(
-                f"{self.inner!r} was not connected within {limit:g} s"
+                f"{self.inner!r} was not connected {spent}: its first call connects"
             ) from elapsed
         return max(0.001, timeout - (now() - started)) if timeout else 0.0
 

@@ -341,7 +341,7 @@ def test_a_store_that_does_not_answer_is_told_by_each_call(make_sync: MakeSync) 
     started = time.monotonic()
     with pytest.raises(sync.BackendUnavailable):
         client.lock("x").acquire(timeout=0)
-    with pytest.raises(sync.BackendUnavailable):
+    with pytest.raises(sync.BackendUnavailable, match="before the call's timeout"):
         client.lock("x").acquire(timeout=0.1)
     assert time.monotonic() - started < 4.0
     with pytest.raises(sync.BackendUnavailable), client:

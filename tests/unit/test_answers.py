@@ -13,7 +13,12 @@ import redis
 
 import aiodlock
 from aiodlock import sync
-from aiodlock._options import ATTRIBUTES_ELSEWHERE
+from aiodlock._options import (
+    CLIENTS_ELSEWHERE,
+    CLOSING_ELSEWHERE,
+    LEASES_ELSEWHERE,
+    LOCKS_ELSEWHERE,
+)
 
 client = aiodlock.Client("memory://")
 threads = sync.Client("memory://")
@@ -75,7 +80,7 @@ async def test_acquire_answers_too() -> None:
 
 @pytest.mark.parametrize(
     ("attribute", "answer"),
-    [(name, re.escape(answer)) for name, answer in ATTRIBUTES_ELSEWHERE.items()],
+    [(name, re.escape(answer)) for name, answer in LOCKS_ELSEWHERE.items()],
 )
 @pytest.mark.parametrize("locks", [client, threads])
 def test_a_method_that_the_lease_has_is_named(
@@ -86,6 +91,33 @@ def test_a_method_that_the_lease_has_is_named(
             getattr(lock, attribute)
         assert not hasattr(lock, "nonsense")
         assert attribute not in dir(lock)
+
+
+@pytest.mark.parametrize(
+    ("kind", "elsewhere"),
+    [
+        (aiodlock.Client, CLIENTS_ELSEWHERE | CLOSING_ELSEWHERE),
+        (sync.Client, CLIENTS_ELSEWHERE),
+        (aiodlock.Lease, LEASES_ELSEWHERE),
+        (sync.Lease, LEASES_ELSEWHERE),
+    ],
+)
+def test_attributes_of_other_clients_and_leases_are_answered(
+    kind: Any, elsewhere: dict[str, str]
+) -> None:
+    for attribute, answer in elsewhere.items():
+        with pytest.raises(AttributeError, match=re.escape(answer)) as error:
+            getattr(kind, attribute)
+        assert f"'{kind.__name__}' object has no attribute {attribute!r}" in str(error.value)
+
+
+async def test_acquire_without_a_keyword_is_answered() -> None:
+    for call in (client.lock("x").acquire, client.multilock("x").acquire):
+        with pytest.raises(TypeError, match="keywords only, and got False: acquire_nowait"):
+            await call(False)  # type: ignore[arg-type]
+    for of_a_thread in (threads.lock("x").acquire, threads.multilock("x").acquire):
+        with pytest.raises(TypeError, match=r"keywords only, and got True: .*timeout=5"):
+            of_a_thread(True)  # type: ignore[arg-type]
 
 
 async def test_extend_answers_too() -> None:
