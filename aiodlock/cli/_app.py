@@ -346,8 +346,8 @@ def show(
         Literal["lock", "semaphore", "once"] | None,
         typer.Option(
             "--kind",
-            help="What the name is: a lock, a semaphore, or done once. Default: a lock, or what is in use "
-            "under this name if no lock is.",
+            help="What the name is: a lock, a semaphore, or done once. Default: a lock. Without --json, "
+            "what is in use under this name if no lock is.",
         ),
     ] = None,
     url: Url = _URL,
@@ -358,7 +358,8 @@ def show(
 
     The text is for people. Programs use `--json`.
     """
-    info = _do(_inspect(url, prefix, name, kind or "lock", or_other=kind is None))
+    guess = kind is None and not as_json  # a program must know what it gets
+    info = _do(_inspect(url, prefix, name, kind or "lock", or_other=guess))
     if as_json:
         _show.print_json(_show.as_dict(info))
     else:

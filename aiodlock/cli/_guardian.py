@@ -116,7 +116,7 @@ class Guardian:
             self.tell(f"failed {code} cannot run {self.command[0]!r}: {error.strerror}")
             raise SystemExit(0)
         for early in self.early:
-            self.signal_group(early)
+            signal_group(self.pid, early)
         self.early.clear()
 
     def go(self) -> None:
@@ -124,25 +124,15 @@ class Guardian:
         os.close(self.gate)
         self.gate = -1
 
-    def signal_group(self, number: int, group: int = 0) -> bool:
-        """Return whether anything is left of the group, which is the command's unless another is named."""
-        try:
-            os.killpg(group or self.pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
-
     def signal_all(self, *numbers: int) -> bool:
         """Signal also the groups that the command has made, as ``timeout`` does. Return whether anything
         is left of them.
 
         The command's own group comes first: to find the others takes time, and may fail.
         """
-        left = any([self.signal_group(number) for number in numbers])
+        left = any([signal_group(self.pid, number) for number in numbers])
         for group in groups_of(os.getpid()) - {self.pid}:
-            left |= any([self.signal_group(number, group) for number in numbers])
+            left |= any([signal_group(group, number) for number in numbers])
         return left
 
     def reap(self) -> None:
@@ -189,7 +179,7 @@ class Guardian:
             elif word == "lost":
                 self.term_at, self.kill_at = 0.0, min(self.kill_at, float(numbers[0]))
             elif word == "signal" and self.pid and self.failure < 0:
-                self.signal_group(int(numbers[0]))
+                signal_group(self.pid, int(numbers[0]))
             elif word == "signal":
                 self.early.append(int(numbers[0]))
             elif word == "go" and self.gate >= 0:
@@ -215,6 +205,17 @@ class Guardian:
             if self.fd in ready:
                 spoken_to = self.hear()
         self.tell(f"exit {self.code}")
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Return whether anything is left of the group."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def groups_of(session: int) -> set[int]:

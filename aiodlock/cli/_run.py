@@ -36,6 +36,7 @@ from .._errors import LossReason
 from .._model import Kind
 from ..backends._label import process_label
 from . import _show
+from ._guardian import groups_of, signal_group
 from ._source import read_source
 
 _T = TypeVar("_T")
@@ -360,7 +361,7 @@ async def _guarded(wanted: Run, held: Held, signals: _Signals, orphans: _Orphans
     orphans.reap()
     unread = ours.dup()
     reader, writer = await asyncio.open_connection(sock=ours)
-    parts = _Supervision(wanted, held, reader, writer, unread, signals)
+    parts = _Supervision(wanted, held, guardian.pid, reader, writer, unread, signals)
     try:
         return await parts.run()
     finally:
@@ -377,6 +378,7 @@ class _Supervision:
 
     Mutable state: ``_kill_at`` (what the guardian knows), ``_pid`` of the child, ``_lost``.
 
+    :param session: the guardian's, and the command's.
     :param unread: the same socket as the reader's, which a failed write closes.
     """
 
@@ -384,6 +386,7 @@ class _Supervision:
         self,
         wanted: Run,
         held: Held,
+        session: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         unread: socket.socket,
@@ -391,7 +394,7 @@ class _Supervision:
     ) -> None:
         self._wanted, self._lease, self._held = wanted, held.lease, held
         self._reader, self._writer, self._signals = reader, writer, signals
-        self._unread = unread
+        self._session, self._unread = session, unread
         self._kill_at = 0.0
         self._pid = 0
         self._lost: LockLost | None = None
@@ -459,17 +462,18 @@ class _Supervision:
         return told.decode().strip().rpartition("\n")[2].split(maxsplit=2)
 
     async def _kill_and_wait(self) -> None:
-        self._kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            for _ in range(100):  # until nothing is left of the group, a second at most
-                if self._pid:
-                    os.killpg(self._pid, 0)
-                await asyncio.sleep(0.01)
+        for _ in range(100):  # until nothing is left of it, a second at most
+            if not self._kill():
+                return
+            await asyncio.sleep(0.01)
 
-    def _kill(self) -> None:
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
+    def _kill(self) -> bool:
+        """End the command, and the groups that it has made. Return whether anything was left of them."""
+        if not self._pid:
+            return False
+        left = [signal_group(self._pid, signal.SIGKILL)]
+        others = groups_of(self._session) - {self._pid}
+        return any([*left, *(signal_group(group, signal.SIGKILL) for group in others)])
 
     async def _conclude(self, code: int) -> int:
         lost = self._lost or self._lease.lost

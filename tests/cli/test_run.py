@@ -27,6 +27,12 @@ pytestmark = pytest.mark.stores("valkey9")
 
 Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
+#: For ``sh``: ``timeout`` puts itself and its command, which says the pids of both and does not end by
+#: SIGTERM, into a group of their own.
+WITH_TIMEOUT = """
+timeout 300 sh -c 'trap "" TERM; echo $PPID $$ >"$PIDS.new"; mv "$PIDS.new" "$PIDS"; sleep 300 & wait; wait'
+exit $?
+"""
 #: Says its pid, and does not end by SIGTERM; its own child neither.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -114,7 +120,8 @@ async def until_dead(pids: list[int], within: float) -> None:
 
 
 async def guardian_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the leader of the session in which this process runs."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
 
 
 async def test_command_has_the_lock_and_its_exit_code_comes_out(start: Start) -> None:
@@ -297,14 +304,7 @@ async def test_lost_lock_also_ends_what_the_command_has_put_into_a_group_of_its_
     start: Start, client: aiodlock.Client, tmp_path: Path
 ) -> None:
     """``timeout`` does that, which many scripts call."""
-    script = tmp_path / "job.sh"
-    script.write_text(
-        """#!/bin/sh
-timeout 300 sh -c 'trap "" TERM; echo $PPID $$ >"$PIDS.new"; mv "$PIDS.new" "$PIDS"; sleep 300 & wait; wait'
-"""
-    )
-    script.chmod(0o755)
-    process = await start("job", "--margin", "0.4", "--", str(script))
+    process = await start("job", "--margin", "0.4", "--", "sh", "-c", WITH_TIMEOUT)
     pids = await pids_of(process, tmp_path)
     assert await client.break_lock("job") == 1
     await until_dead(pids, within=0.4 + 1)
@@ -439,6 +439,16 @@ async def test_guardian_that_dies_before_it_has_read_all_takes_the_command_along
     assert json.loads(await process.stderr.readline())["event"] == "losing"
     os.kill(guardian, signal.SIGKILL)
     assert await process.wait() == 76
+    assert not alive(pids)
+
+
+async def test_dead_guardian_takes_along_what_the_command_has_put_into_a_group_of_its_own(
+    start: Start, tmp_path: Path
+) -> None:
+    process = await start("job", "--", "sh", "-c", WITH_TIMEOUT)
+    pids = await pids_of(process, tmp_path)
+    os.kill(await guardian_of(pids[0]), signal.SIGKILL)
+    assert await process.wait() == 70
     assert not alive(pids)
 
 
