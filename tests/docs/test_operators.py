@@ -298,7 +298,37 @@ def test_comments_are_seen_without_moving_sideways() -> None:
             assert not [line for line in comments if len(line) > 88], file
 
 
+KUBERNETES = [
+    *re.findall(
+        r"^```yaml title=[^\n]*\n(.*?)^```",
+        (ROOT / "docs/how-to/kubernetes.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+]
+
+
+@pytest.mark.parametrize("text", KUBERNETES, ids=range(len(KUBERNETES)))
+def test_kubernetes_knows_each_field(text: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="needs the extra docs")
+    for found in yaml.safe_load_all(text):
+        schemas.validate(found, schemas.latest_version(), strict=True)
+        wrong = found | {"spec": found["spec"] | {"replica": 1}}
+        with pytest.raises(schemas.ValidationError):
+            schemas.validate(wrong, schemas.latest_version(), strict=True)
+
+
 COMPOSE = sorted((FILES / "compose").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
+def test_docker_compose_takes_the_file(file: Path) -> None:
+    docker = shutil.which("docker")
+    if (
+        docker is None
+        or subprocess.run([docker, "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("this machine has no docker compose")
+    subprocess.run([docker, "compose", "--file", file, "config", "--quiet"], check=True)
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
