@@ -21,7 +21,7 @@ from rich.text import Text
 from .. import BackendError, Client, LockInfo, Unsupported
 from .._model import Kind
 from ..backends.sources import check_scheme
-from . import _doctor, _finding, _init, _run, _show
+from . import _doctor, _finding, _init, _run, _run_options, _show
 from ._source import read_source
 from ._words import RunCommand
 
@@ -127,105 +127,23 @@ def _check_run_source(url: str) -> None:
 @app.command(cls=RunCommand)
 def run(
     name: Name,
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            help="The command and its words. Options of `run` stand before it.", metavar="COMMAND"
-        ),
-    ],
-    shared: Annotated[
-        bool, typer.Option("--shared", help="Take the lock in shared mode, beside other readers.")
-    ] = False,
-    ttl: Annotated[
-        float,
-        typer.Option(
-            help="Seconds until the lock is free again if this machine crashes.", metavar="SECONDS"
-        ),
-    ] = 30.0,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds to wait for the lock. Default: no limit.", metavar="SECONDS"),
-    ] = None,
-    nonblock: Annotated[
-        bool, typer.Option("--nonblock", "-n", help="Do not wait for the lock.")
-    ] = False,
-    conflict_exit_code: Annotated[
-        int,
-        typer.Option(
-            "--conflict-exit-code",
-            "-E",
-            help="The exit code if the lock was not acquired.",
-            metavar="CODE",
-            min=0,
-            max=255,
-        ),
-    ] = _run.NOT_ACQUIRED,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="Print nothing while waiting, and nothing if the lock was not acquired or the success is "
-            "on record. Failures are still printed: a lost lock, an unreachable store.",
-        ),
-    ] = False,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            help="If the lease cannot be extended, the command gets SIGTERM this many seconds before the "
-            "lease ends, and SIGKILL at its end. Default: a quarter of the ttl, at most 5.",
-            metavar="SECONDS",
-        ),
-    ] = None,
-    hold_at_least: Annotated[
-        float,
-        typer.Option(
-            help="The lock stays closed for this many seconds after its grant, also when the command ends "
-            "sooner. So several hosts whose clocks differ run a job once per period.",
-            metavar="SECONDS",
-            min=0.0,
-        ),
-    ] = 0.0,
-    once: Annotated[
-        float | None,
-        typer.Option(
-            help="Keep the command's success on record for this many seconds. If it is on record, the "
-            "command does not run, and the exit code is 0. A command that fails records nothing. Put the "
-            "period into the name, or keep it for half of the period.",
-            metavar="SECONDS",
-        ),
-    ] = None,
-    note: Annotated[
-        str, typer.Option(help="Shown to people who look at the lock.", metavar="TEXT")
-    ] = "",
-    min_replicas: Annotated[
-        int,
-        typer.Option(
-            help="The number of replicas that must have a grant or an extension before it counts.",
-            metavar="N",
-            min=0,
-        ),
-    ] = 0,
-    restart_delay: Annotated[
-        float | None,
-        typer.Option(
-            help="With a quorum: seconds for which a server that was restarted does not count.",
-            metavar="SECONDS",
-            min=0.0,
-        ),
-    ] = None,
-    listen_source: Annotated[
-        str | None,
-        typer.Option(
-            help="With PostgreSQL behind a pooler: the URL of the connection that listens.",
-            metavar="URL",
-        ),
-    ] = None,
+    command: _run_options.Command,
+    shared: _run_options.Shared = False,
+    ttl: _run_options.Ttl = 30.0,
+    timeout: _run_options.Timeout = None,
+    nonblock: _run_options.Nonblock = False,
+    conflict_exit_code: _run_options.ConflictExitCode = _run.NOT_ACQUIRED,
+    quiet: _run_options.Quiet = False,
+    margin: _run_options.Margin = None,
+    hold_at_least: _run_options.HoldAtLeast = 0.0,
+    once: _run_options.Once = None,
+    note: _run_options.Note = "",
+    min_replicas: _run_options.MinReplicas = 0,
+    restart_delay: _run_options.RestartDelay = None,
+    listen_source: _run_options.ListenSource = None,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print messages as JSON objects, one a line.")
-    ] = False,
+    as_json: _run_options.Messages = False,
 ) -> None:
     """Run a command while holding a lock.
 
@@ -244,49 +162,32 @@ def run(
     - 126 if the command cannot be run, and 127 if it was not found
     - 2 if the options are wrong
     """
-    if margin is None:
-        margin = min(5.0, ttl / 4)
-        if margin < _run.SHORTEST_MARGIN:
-            raise typer.BadParameter(
-                f"ttl ({ttl:g} s) must be at least {4 * _run.SHORTEST_MARGIN} s"
-            )
-    if margin < _run.SHORTEST_MARGIN or margin >= ttl:
-        raise typer.BadParameter(
-            f"margin ({margin:g} s) must be at least {_run.SHORTEST_MARGIN} s and shorter than the "
-            f"ttl ({ttl:g} s), because the command needs time to end"
-        )
-    if once is not None and shared:
-        raise typer.BadParameter("--once and --shared contradict each other")
-    if once is not None and 0 < once < hold_at_least:
-        raise typer.BadParameter(
-            f"--hold-at-least ({hold_at_least:g} s) must not be longer than --once ({once:g} s)"
-        )
-    wanted = _run.Run(
-        url=url,
-        name=name,
-        command=command,
-        shared=shared,
-        ttl=ttl,
-        margin=margin,
-        timeout=0.0 if nonblock else timeout,
-        quiet=quiet,
-        conflict_exit_code=conflict_exit_code,
-        hold_at_least=hold_at_least,
-        note=note,
-        once=once,
-        as_json=as_json,
-        # If the store does not answer, the lease ends by itself: nobody has to wait for that.
-        # A quorum waits for a client's ttl before it believes a server that was restarted.
-        client_options={
-            "prefix": prefix,
-            "close_timeout": 1.0,
-            "ttl": max(30.0, ttl),
-            "min_replicas": min_replicas,
-            "restart_delay": restart_delay,
-            "listen_source": listen_source,
-        },
-    )
     try:
+        wanted = _run.Run(
+            url=url,
+            name=name,
+            command=command,
+            shared=shared,
+            ttl=ttl,
+            margin=_run.margin_for(ttl, margin),
+            timeout=0.0 if nonblock else timeout,
+            quiet=quiet,
+            conflict_exit_code=conflict_exit_code,
+            hold_at_least=hold_at_least,
+            note=note,
+            once=once,
+            as_json=as_json,
+            # If the store does not answer, the lease ends by itself: nobody has to wait for that.
+            # A quorum waits for a client's ttl before it believes a server that was restarted.
+            client_options={
+                "prefix": prefix,
+                "close_timeout": 1.0,
+                "ttl": max(30.0, ttl),
+                "min_replicas": min_replicas,
+                "restart_delay": restart_delay,
+                "listen_source": listen_source,
+            },
+        )
         _check_run_source(url)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None

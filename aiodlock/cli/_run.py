@@ -89,6 +89,13 @@ class Run:
     #: Seconds for which the command's success stays on record; None: nothing is recorded.
     once: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.once is not None and self.shared:
+            raise ValueError("--once and --shared contradict each other")
+        if self.once is not None and 0 < self.once < self.hold_at_least:
+            least = f"--hold-at-least ({self.hold_at_least:g} s)"
+            raise ValueError(f"{least} must not be longer than --once ({self.once:g} s)")
+
     @property
     def kind(self) -> Kind:
         """What is held: a lock, or what is to be done once."""
@@ -102,6 +109,23 @@ class Run:
         else:
             text = f"aiodlock: {text}"
         print(text, file=sys.stderr, flush=True)
+
+
+def margin_for(ttl: float, margin: float | None = None) -> float:
+    """Return the margin that is wanted, or a usual one.
+
+    :raises ValueError: when it leaves the command no time to end.
+    """
+    if margin is None:
+        margin = min(5.0, ttl / 4)
+        if margin < SHORTEST_MARGIN:
+            raise ValueError(f"ttl ({ttl:g} s) must be at least {4 * SHORTEST_MARGIN} s")
+    if margin < SHORTEST_MARGIN or margin >= ttl:
+        raise ValueError(
+            f"margin ({margin:g} s) must be at least {SHORTEST_MARGIN} s and shorter than the "
+            f"ttl ({ttl:g} s), because the command needs time to end"
+        )
+    return margin
 
 
 async def run(wanted: Run) -> int:
