@@ -144,10 +144,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     has nothing left to do takes from the back. So they do not run beside each other while there is
     anything else.
     """
-    heavy = sorted((item for item in items if _weight(item) < len(_HEAVY)), key=_weight)
     waits = sorted(filter(_waits, items), key=_other_store)
-    begun = {*heavy, *waits}
-    items[:] = _spread(waits, [*heavy, *(item for item in items if item not in begun)])
+    others = sorted((item for item in items if not _waits(item)), key=_weight)
+    items[:] = _spread(waits, others)
     for item in items:
         why = _differs(item)
         if why is not None:
