@@ -21,9 +21,12 @@ from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.refusals import ReplyError
 
-from ..scenes import LASTING, bounded, is_held, until, until_outlived, until_waiting
+from ..scenes import bounded, is_held, until, until_outlived, until_waiting
 from ..servers import embedded
 from .cluster import Cluster, port
+
+#: A ttl that outlives a refusal also where a busy machine stands still for seconds.
+LONGER = 6.0
 
 RULES = ("on", ">secret", "~*", "&*", "+@all")
 
@@ -57,7 +60,7 @@ async def test_user_that_is_missing_for_a_moment_costs_no_lease(
     servers: list[EmbeddedServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = servers[0]
-    async with aiodlock.Client(_as_user(server), ttl=5.0, waiter_ttl=5.0) as client:
+    async with aiodlock.Client(_as_user(server), ttl=LONGER, waiter_ttl=LONGER) as client:
         held = await client.lock("name").acquire()
         waiting = asyncio.create_task(client.lock("name").acquire())
         _shut_out(port(server))
@@ -224,7 +227,7 @@ async def test_credential_provider_that_fails_for_a_moment_costs_no_lease(
 ) -> None:
     tokens = Tokens()
     clients = [Redis(port=port(server), credential_provider=tokens) for server in servers[:count]]
-    async with aiodlock.Client(clients if count > 1 else clients[0], ttl=LASTING) as client:
+    async with aiodlock.Client(clients if count > 1 else clients[0], ttl=LONGER) as client:
         async with client.lock("name") as lease:
             tokens.is_away = True
             for server in servers[:count]:
@@ -268,7 +271,7 @@ async def test_first_node_of_a_cluster_whose_login_takes_a_while_is_waited_for(
 async def test_nodes_of_a_quorum_that_lose_the_user_one_after_another_are_away_one_by_one(
     servers: list[EmbeddedServer],
 ) -> None:
-    async with aiodlock.Client(list(map(_as_user, servers)), ttl=LASTING) as client:
+    async with aiodlock.Client(list(map(_as_user, servers)), ttl=LONGER) as client:
         async with client.lock("name") as lease:
             for server in servers:
                 _shut_out(port(server))
@@ -293,7 +296,7 @@ async def test_new_node_of_a_cluster_without_the_user_costs_only_its_own_names()
         for node in cluster.nodes:
             cluster.call(node, "ACL", "SETUSER", "locks", *RULES)
         url = cluster.url.replace("//", "//locks:secret@", 1)
-        async with aiodlock.Client(url, ttl=LASTING, waiter_ttl=LASTING) as client:
+        async with aiodlock.Client(url, ttl=LONGER, waiter_ttl=LONGER) as client:
             source = cluster.nodes[0]
             names = [f"name {n}" for n in range(50)]
             moved = next(n for n in names if _node_of(cluster, n) is source)
@@ -322,7 +325,7 @@ async def test_cluster_that_does_not_tell_its_slots_any_more_is_an_outage_and_no
 
         on_all_nodes("ACL", "SETUSER", "locks", *RULES)
         url = cluster.url.replace("//", "//locks:secret@", 1)
-        async with aiodlock.Client(url, ttl=LASTING, waiter_ttl=LASTING) as client:
+        async with aiodlock.Client(url, ttl=LONGER, waiter_ttl=LONGER) as client:
             async with client.lock("name") as lease:
                 on_all_nodes("ACL", "SETUSER", "locks", "-cluster|slots")
                 # They connect again, and have to be asked who owns what.
