@@ -17,8 +17,8 @@ from ..backends.postgres.connection import (
     transaction,
     without_attributes,
 )
+from ..backends.postgres.dialing import Host
 from ..backends.postgres.history import History, history_at
-from ..backends.postgres.link import Host
 from ..backends.postgres.schema import READ_ONLY
 from ..backends.postgres.sources import check_url
 from ._finding import Finding

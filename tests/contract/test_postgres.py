@@ -16,6 +16,7 @@ import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
+from aiodlock.backends.postgres.sweeping import Sweeping
 from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
@@ -470,7 +471,7 @@ async def test_names_that_end_together_are_swept_together(
 ) -> None:
     """However many: else the table would grow for ever where more end in a minute than one call takes."""
     assert store.postgres is not None
-    monkeypatch.setattr("aiodlock.backends.postgres.store._SWEEP_MOST", 3)
+    monkeypatch.setattr("aiodlock.backends.postgres.sweeping._SWEEP_MOST", 3)
     async with Client(store.url) as client:
         for number in range(10):
             async with client.lock(f"job:{number}"):
@@ -478,7 +479,7 @@ async def test_names_that_end_together_are_swept_together(
         store.postgres.execute("update aiodlock.name set keep_until = 1")
         assert client._core.session is not None
         backend: Any = client._core.session.backend
-        await backend.store._sweep()
+        await Sweeping(backend.store._calls).sweep()
         assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -149,3 +150,39 @@ async def test_transaction_that_is_cancelled_in_any_step_is_left(
                     pass
     finally:
         await canceller.close()
+
+
+@pytest.mark.parametrize("trip", [0.0, pytest.param(3.0, marks=pytest.mark.long)])
+async def test_client_enters_with_one_connection_for_each_purpose(pooled: str, trip: float) -> None:
+    """Each connection costs round trips, and a pooler may be far."""
+    accepted: list[asyncio.StreamWriter] = []
+    passing: set[asyncio.Task[None]] = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            asyncio.get_running_loop().call_later(trip / 2, writer.write, data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        parts = urlsplit(pooled)
+        there, back = await asyncio.open_connection(parts.hostname, parts.port)
+        accepted.append(back)
+        passing.add(asyncio.create_task(pass_on(reader, back)))
+        passing.add(asyncio.create_task(pass_on(there, writer)))
+
+    proxy = await asyncio.start_server(accept, "127.0.0.1")
+    try:
+        port = proxy.sockets[0].getsockname()[1]
+        async with Client(
+            pooled.replace(f":{urlsplit(pooled).port}", f":{port}"), ttl=120
+        ) as client:
+            assert len(accepted) == 2 * 2  # one for messages, one to listen
+            async with client.lock(NAME):
+                pass
+    finally:
+        proxy.close()
+        for task in passing:
+            task.cancel()
+        await asyncio.wait(passing)
+        for writer in accepted:
+            writer.close()

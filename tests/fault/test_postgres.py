@@ -13,6 +13,7 @@ import pytest
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
+from aiodlock.backends.postgres.sweeping import Sweeping
 from aiodlock.cli import _doctor_postgres
 
 from ..listening import Listener
@@ -644,5 +645,5 @@ async def test_sweep_takes_smaller_steps_where_a_limit_of_the_server_ends_long_o
             return await rows(sql, pages, *more)
 
         monkeypatch.setattr(store._calls, "rows", limited)
-        await store._sweep()
+        await Sweeping(store._calls).sweep()
         assert server.execute("select count(*) from aiodlock.name")[0][0] == 0

@@ -106,3 +106,50 @@ async def test_refusal_for_a_while_costs_no_lease(
         await until_held(client, NAME)
         assert lease.held
         await soon(lease.release())
+
+
+@pytest.mark.parametrize(
+    ("refuse", "allow", "words"),
+    [
+        (
+            "alter role locker nologin;" + _END,
+            "alter role locker login;",
+            "not permitted to log in",
+        ),
+        (
+            "revoke all on all functions in schema aiodlock from locker;",
+            _GRANTS,
+            "permission denied for function turn",
+        ),
+        (
+            "revoke connect on database postgres from public;" + _END,
+            "grant connect on database postgres to public;",
+            "does not have CONNECT privilege",
+        ),
+    ],
+    ids=["login", "functions", "database"],
+)
+async def test_what_a_refusal_ends_names_it_on_one_line(
+    server: PostgresServer, refuse: str, allow: str, words: str
+) -> None:
+    async with (
+        Client(server.url_of("locker"), ttl=3, unavailable_after=3) as client,
+        Client(server.url) as other,
+        other.lock("other"),
+    ):
+        lease = await client.lock(NAME, on_lost="flag").acquire()
+        waiting = asyncio.create_task(client.lock("other").acquire())
+        while not (await other.inspect("other")).waiters:
+            await asyncio.sleep(0.01)
+        try:
+            await asyncio.to_thread(server.execute, refuse)
+            with pytest.raises(BackendUnavailable) as ended:
+                async with bounded(20):
+                    await waiting
+            lost = await lease.wait_lost()
+        finally:
+            await asyncio.to_thread(server.execute, allow)
+    for told in (str(ended.value), str(lost)):
+        assert words in told
+        assert "\n" not in told
+        assert told.count("postgresql://") == 1

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodlock import BackendError, BackendUnavailable
-from aiodlock.backends.postgres import link as link_of_postgres
+from aiodlock.backends.postgres import dialing
+from aiodlock.backends.postgres.dialing import Prepared
 from aiodlock.backends.postgres.inspection import _info
-from aiodlock.backends.postgres.link import Prepared
 from aiodlock.backends.postgres.notifications import Notifications
 from aiodlock.backends.postgres.replies import left_of, outcome_of
 from aiodlock.backends.postgres.store import PostgresBackend
@@ -129,7 +129,7 @@ async def test_dark_host_is_not_waited_for_long_beside_one_that_refuses() -> Non
 
     tasks: list[Any] = [asyncio.create_task(dark()), asyncio.create_task(standby())]
     async with asyncio.timeout(30.0):
-        reached, failures = await link_of_postgres._first_and_others(tasks, 0.1)
+        reached, failures = await dialing._first_and_others(tasks, 0.1)
     assert (reached, [str(one) for one in failures]) == ([], ["is a standby"])
     tasks[0].cancel()
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from .._identity import Known
-from .connection import Connection, transaction
+from .connection import Connection, one_row
 from .history import History
 from .link import Link
 from .messages import Message, Messages, NotReplicated, OtherHistory
@@ -126,11 +125,9 @@ class Calls:
         return answers.split("\n")
 
     async def _ask(self, connection: Connection, statement: str, *arguments: object) -> str:
-        answer: str | None = await self.one_step(
-            connection,
-            partial(connection.fetchval, statement, *arguments, *self._who),
-            self.messages.patience.learned,
-        )
+        idle = self.messages.patience.learned if self._link.dialer.pooled else None
+        row = await one_row(connection, idle, statement, *arguments, *self._who)
+        answer: str | None = row[0]
         if answer is None:
             raise OtherHistory(_ANOTHER)
         return answer
@@ -140,23 +137,6 @@ class Calls:
         """Which version and which history the server must have."""
         known = self._known.value
         return VERSION, known.id if known is not None else ""
-
-    async def one_step(
-        self,
-        connection: Connection,
-        query: Callable[[], Coroutine[Any, Any, Any]],
-        within: float,
-    ) -> Any:
-        """Return a query's answer. Behind a pooler, keep the session for as long as the query takes.
-
-        asyncpg prepares a statement and runs it in two steps. Between them a pooler may change the session.
-
-        :param within: how long one step may take (seconds).
-        """
-        if not self._link.pooled:
-            return await query()
-        async with transaction(connection, within):
-            return await query()
 
     def on_log(self, connection: Any, message: Any) -> None:
         """The server says something besides its answers."""

@@ -69,6 +69,7 @@ class Connection(Protocol):
     def fetchval(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]: ...
     def fetch(self, query: str, *arguments: object) -> Coroutine[Any, Any, list[Any]]: ...
     def fetchrow(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]: ...
+    def prepare(self, query: str, *, name: str) -> Coroutine[Any, Any, Any]: ...
     def execute(self, query: str, *arguments: object) -> Coroutine[Any, Any, str]: ...
     def add_listener(
         self, channel: str, callback: Callable[..., object]
@@ -88,6 +89,11 @@ def will_pass(failed: Exception) -> bool:
     return not isinstance(failed, asyncpg.PostgresError) or sqlstate_of(failed).startswith(
         _WILL_PASS
     )
+
+
+def words_of(failed: Exception) -> str:
+    """Return what a failure says, on one line: a server's refusal has its details and hints on others."""
+    return " ".join(str(failed).split())
 
 
 def sqlstate_of(failed: Exception) -> str:
@@ -248,6 +254,21 @@ async def transaction(connection: Connection, idle: float = 0.0) -> AsyncIterato
         raise asyncpg.TransactionRollbackError(f"the transaction was not committed: {done}")
 
 
+async def one_row(connection: Connection, idle: float | None, sql: str, *arguments: object) -> Any:
+    """Return the row that a query answers with.
+
+    asyncpg prepares a statement and runs it in two steps. Behind a pooler the session may change between
+    them, and is lent to others later. So the session is kept meanwhile, and the statement has no name.
+
+    :param idle: behind a pooler, how long one step may take (seconds); else None.
+    """
+    if idle is None:
+        return await connection.fetchrow(sql, *arguments)
+    async with transaction(connection, idle):
+        statement = await connection.prepare(sql, name="")
+        return await statement.fetchrow(*arguments)
+
+
 async def _leave_transaction(connection: Connection) -> None:
     if connection.is_closed():
         return
@@ -261,7 +282,7 @@ async def direct(connection: Connection) -> bool:
     """Tell whether no pooler is between. If so, change the settings of the session.
 
     A pooler gives its clients process numbers of its own. It lends a session to others, too: so nothing
-    must stay in one, not even a prepared statement. This is one message, and its answer a number of rows.
+    must stay in one. This is one message, and its answer a number of rows.
     """
     same = f"pg_catalog.pg_backend_pid() = {connection.get_server_pid():d}"
     settings = _SETTINGS.format(local="false", condition=same)

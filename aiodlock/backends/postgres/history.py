@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from .connection import FAILURES, Connection, ask, transaction
+from .connection import FAILURES, Connection, ask, one_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class History:
             return ""
         if self.timeline == known.timeline:
             return (
-                f"two servers were promoted to timeline {self.timeline}, and the other one counts"
+                f"two servers were promoted to timeline {self.timeline}, or the schema was made anew, "
+                "and the other one counts"
             )
         return f"it was the primary before: timeline {self.timeline}, known {known.timeline}"
 
@@ -87,16 +88,9 @@ async def history_at(
     :param known: what is known now.
     :param direct: no pooler is between. Else nothing is left in the session.
     """
-    sql = "select * from aiodlock.hello()"
-
-    async def fetch() -> Any:
-        if direct:
-            return await connection.fetchrow(sql)
-        async with transaction(connection, within):
-            return await connection.fetchrow(sql)
-
+    hello = one_row(connection, None if direct else within, "select * from aiodlock.hello()")
     try:
-        return history_of(await ask(connection, fetch(), within), known)
+        return history_of(await ask(connection, hello, within), known)
     except FAILURES:
         if connection.is_closed():
             raise

@@ -60,10 +60,12 @@ select proname::text, oid::regprocedure::text from pg_proc where pronamespace = 
 
 async def installed(connection: Connection) -> tuple[int, Durability] | None:
     """Return version and durability of the schema that is there; None if there is none."""
-    if await connection.fetchval("select to_regclass('aiodlock.meta')") is None:
+    # Without a name: a pooler lends the session to others.
+    there = await connection.prepare("select to_regclass('aiodlock.meta')", name="")
+    if await there.fetchval() is None:
         return None
-    row = await connection.fetchrow("select version, durability from aiodlock.meta")
-    assert row is not None
+    meta = await connection.prepare("select version, durability from aiodlock.meta", name="")
+    row = await meta.fetchrow()
     return row["version"], row["durability"]
 
 
@@ -81,7 +83,7 @@ async def install(
         async with transaction(connection):
             await connection.execute(f"set local lock_timeout = {_LOCKED_MOST}")
             # When two processes install at the same time, the second one waits, and finds the schema.
-            await connection.execute("select pg_advisory_xact_lock($1)", _INSTALLING)
+            await connection.execute(f"select pg_advisory_xact_lock({_INSTALLING})")
             found = await installed(connection)
             if found is None:
                 await connection.execute(create_statements(durability or "logged"))

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from .._identity import Known
 from .connection import FAILURES, SILENT_MOST, Connection, ask
+from .dialing import Dialer, Host, Prepared
 from .history import History, history_at
-from .link import Host, Link, Prepared
+from .link import Link
 
 #: How often the listening connection is asked whether it is there.
 _WATCH_EVERY = 5.0
@@ -34,15 +35,8 @@ class Listening:
         sessions: bool,
         on_up: Callable[[], Awaitable[None]],
     ) -> None:
-        self.link: Link = Link(
-            source,
-            described,
-            pooled=False,
-            known=known,
-            prepare=self._prepare,
-            on_up=lambda *_: None,
-            sessions=sessions,
-        )
+        dialer = Dialer(source, pooled=False, sessions=sessions, known=known, prepare=self._prepare)
+        self.link: Link = Link(described, dialer, lambda *_: None)
         self._known = known
         self._on_up = on_up
         self._heard_by: dict[str, list[Callable[[str], object]]] = {}
@@ -75,16 +69,15 @@ class Listening:
         """The same, within some seconds."""
         self._examined = None
 
-    async def _prepare(self, connection: Connection, host: Host) -> Prepared:
-        if len(self.link.hosts) == 1 or self.link.pooled:
-            return (
-                Prepared()
-            )  # what is heard counts only where a notification of our own arrives, too
+    async def _prepare(self, connection: Connection, host: Host, pooled: bool) -> Prepared:
+        if len(self.link.dialer.hosts) == 1 or pooled:
+            # What is heard counts only where a notification of our own arrives, too.
+            return Prepared()
         known = self._known.value
         return Prepared(await history_at(connection, host.patience.learned, known, direct=True))
 
     async def _listen_to_all(self, connection: Connection) -> None:
-        if self.link.pooled:
+        if self.link.dialer.pooled:
             return
         for channel in self._heard_by.keys() - self._listened:
             await ask(connection, connection.add_listener(channel, self._hear), SILENT_MOST)

@@ -21,11 +21,11 @@ from .connection import (
     Connection,
     sqlstate_of,
     will_pass,
+    words_of,
 )
 from .link import Link
+from .silence import Silence
 
-#: How much later than it was due a missing answer is looked for once more (seconds).
-_LAST_LOOK = 0.05
 #: How many messages go out in one call at the most. Their names stay locked until it is committed, and each
 #: locked name takes a place in the server's table of locks. Few, so that the client prepares the next call
 #: while the server works on one; more when the server mostly waits for its disk.
@@ -98,9 +98,7 @@ class Messages:
     ``_queries`` (the same for queries), ``_busy`` (a call is on its way), ``_due`` (the next one begins in
     the next turn of the event loop), ``_alone`` (so many calls in a row were one message, and none came
     meanwhile), ``_closed``, ``_broken`` (why nothing can be sent any more), the events ``_stopped`` (that
-    is so) and ``_over`` (a call has ended), ``_took`` (how long a call of many messages takes on average),
-    ``_on`` and ``_late_at`` (the present call's connection, and until when its answer may take),
-    ``_unanswered`` (who waits for that), ``_timer``.
+    is so) and ``_over`` (a call has ended), ``_took`` (how long a call of many messages takes on average).
 
     :param on_answer: called for each call that was answered.
     """
@@ -114,6 +112,7 @@ class Messages:
     ) -> None:
         self.link: Link = link
         self.patience: Patience = Patience(LEAST, LONGEST)
+        self._silence = Silence(self.patience, self._on_silence)
         self._call = call
         self._on_heard = on_heard
         self._on_answer = on_answer
@@ -125,10 +124,6 @@ class Messages:
         self._over = asyncio.Event()
         self._stopped = asyncio.Event()
         self._took = 0.0
-        self._on: Connection | None = None
-        self._late_at = self._within = 0.0
-        self._unanswered: Sequence[asyncio.Future[Any]] = ()
-        self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, message: Message) -> asyncio.Future[str]:
         """Send a message with the next call; the future gets its answer."""
@@ -162,8 +157,7 @@ class Messages:
                 except asyncio.CancelledError:
                     continue
             self._fail_all(self.link.unavailable())
-            if self._timer is not None:
-                self._timer.cancel()
+            self._silence.close()
         if self._broken is not None:
             raise self._broken
 
@@ -198,6 +192,7 @@ class Messages:
 
     def _on_over(self, failed: BaseException | None) -> None:
         self._busy = False
+        self._silence.forget()
         self._over.set()
         if failed is not None:
             self._closed, self._broken = True, failed
@@ -220,8 +215,7 @@ class Messages:
         self, connection: Connection, batch: list[tuple[Message, asyncio.Future[str]]]
     ) -> None:
         leases = [message.lease for message, _ in batch if message.lease is not None]
-        within = self.patience.within(min(leases) if leases else None)
-        self._must_answer(connection, [answer for _, answer in batch], within)
+        self._silence.begin(connection, [answer for _, answer in batch], min(leases, default=None))
         started = now()
         try:
             answers = await self._call(connection, [message for message, _ in batch])
@@ -237,9 +231,7 @@ class Messages:
             # Some calls only release, and wait for nothing: so the average of about ten counts.
             self._took += (now() - started - self._took) / 10
         self._answered(connection, now() - started)
-        for text, (_, future) in zip(answers, batch, strict=False):
-            if not future.done():
-                future.set_result(text)
+        _pass_on(answers, batch)
         if len(answers) > len(batch):
             self._on_heard(answers[len(batch) :])
 
@@ -249,7 +241,7 @@ class Messages:
         if self.link.connection is not connection:
             _fail([answer], self.link.unavailable())
             return
-        self._must_answer(connection, [answer], self.patience.within())
+        self._silence.begin(connection, [answer])
         started = now()
         try:
             result = await query(connection)
@@ -261,70 +253,47 @@ class Messages:
                 answer.set_result(result)
 
     def _answered(self, connection: Connection, took: float) -> None:
-        self.patience.answered(took)
-        self._unanswered = ()
+        self._silence.end(took)
         self.link.trust(connection)
         self._on_answer()
 
-    def _must_answer(
-        self, connection: Connection, answers: Sequence[asyncio.Future[Any]], within: float
+    def _on_silence(
+        self, connection: Connection, silent: TimeoutError, answers: Sequence[asyncio.Future[Any]]
     ) -> None:
-        """Doubt the connection unless the call that begins now is answered in time."""
-        loop = asyncio.get_running_loop()
-        self._unanswered, self._within = answers, within
-        self._on, self._late_at = connection, loop.time() + within
-        if self._timer is None:
-            # One timer for all calls: where it comes too early, it is set again.
-            self._timer = loop.call_at(self._late_at, self._look_at_clock, loop)
-
-    def _look_at_clock(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        if not self._busy:
-            return
-        if loop.time() < self._late_at:
-            self._timer = loop.call_at(self._late_at, self._look_at_clock, loop)
-        else:
-            # If the loop stood still, the answer may have come, and is read before this.
-            self._timer = loop.call_later(_LAST_LOOK, self._end_silence, loop, self._late_at)
-
-    def _end_silence(self, loop: asyncio.AbstractEventLoop, late_at: float) -> None:
-        self._timer = None
-        if not self._busy or self._late_at != late_at:
-            self._look_at_clock(loop)  # it was answered
-        elif self.link.connection is self._on and self._on is not None:
-            # The answer may be on its way, and is a sample when it comes. It is for nobody then: whoever
-            # asks again has a message with the same id.
-            self.patience.ran_out()
-            silent = TimeoutError(f"no answer for {self._within:.3g} s")
-            self.link.doubt(self._on, silent)
-            _fail(self._unanswered, Unanswered(f"{self.link.described}: {silent}"))
-            self._fail_all(self.link.unavailable())
+        """The answer may be on its way. It is for nobody then: whoever asks again has a message with the
+        same id."""
+        if self.link.connection is not connection:
+            return  # it is given up already
+        self.patience.ran_out()
+        self.link.doubt(connection, silent)
+        _fail(answers, Unanswered(f"{self.link.described}: {silent}"))
+        self._fail_all(self.link.unavailable())
 
     def _failed(
         self, connection: Connection, failed: Exception, answers: Sequence[asyncio.Future[Any]]
     ) -> None:
-        where, code = self.link.described, sqlstate_of(failed)
+        where, code, why = self.link.described, sqlstate_of(failed), words_of(failed)
         error: type[BackendError] = BackendUnavailable
         if isinstance(failed, NotReplicated):
             self.link.trust(connection)
-            error, message = Unanswered, f"{where}: {failed}"
+            error, message = Unanswered, f"{where}: {why}"
         elif isinstance(failed, OtherHistory):
-            message = f"{where}: {failed}"
+            message = f"{where}: {why}"
             self._give_up(connection, failed)
         elif not _is_refused(connection, failed):
             # The server may have committed before the connection was lost.
-            error, message = Unanswered, f"{where}: {self.link.failure or failed}"
+            error, message = Unanswered, f"{where}: {self.link.failure or why}"
             self._give_up(connection, failed)
         elif code.startswith(OF_THE_MESSAGE) and not will_pass(failed):
-            error, message = BackendError, f"{where} refused: {failed}"
+            error, message = BackendError, f"{where} refused: {why}"
         elif will_pass(failed):
-            message = f"{where} is not ready: {failed}"
+            message = f"{where} is not ready: {why}"
             if code == "25006":  # a standby now: another server is the primary
                 self._give_up(connection, failed)
         else:
             # The client was let in before: what is withdrawn may be given back, and what is missing be made
             # again. A new connection tells what is wrong.
-            message = f"{where} refuses for now: {failed}"
+            message = f"{where} refuses for now: {why}"
             if code.startswith((*POOLED, *GONE, STUCK)):
                 self._give_up(connection, failed)
         _fail(answers, error(message))
@@ -337,6 +306,12 @@ class Messages:
         waiting, self._waiting = self._waiting, []
         queries, self._queries = self._queries, []
         _fail([answer for _, answer in (*waiting, *queries)], error)
+
+
+def _pass_on(answers: Sequence[str], batch: Sequence[tuple[Message, asyncio.Future[str]]]) -> None:
+    for text, (_, answer) in zip(answers, batch, strict=False):
+        if not answer.done():
+            answer.set_result(text)
 
 
 def _is_refused(connection: Connection, failed: Exception) -> bool:

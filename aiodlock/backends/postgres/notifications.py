@@ -69,7 +69,7 @@ class Notifications:
         """See whether notifications arrive. Through a pooler that shares its connections they do not, nor
         from another server than that of the messages."""
         await self._messages.link.first_up()
-        if self.listening.link.pooled:
+        if self.listening.link.dialer.pooled:
             self._begin_to_poll()
             self._be_known()
             return

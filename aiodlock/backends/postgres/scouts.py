@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from .._identity import Known, OtherStore
 from .connection import FAILURES, Connection, one_host_each, without_attributes
+from .dialing import Host
 from .history import History, history_at
-from .link import Host, Link
+from .link import Link
 
 _logger = logging.getLogger("aiodlock")
 
@@ -55,7 +56,7 @@ class Scouts:
                     continue
                 try:
                     if connection is None or connection.is_closed():
-                        connection = await host.connect(statement_cache_size=0)
+                        connection = await host.connect()
                     history = await history_at(connection, host.patience.learned, self._known.value)
                 except FAILURES as failed:
                     _logger.debug("%s cannot be asked: %s", host.where, failed)

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
-import asyncpg
-
 from ..._clock import now
-from ..._errors import BackendError, BackendUnavailable
+from ..._errors import BackendError
 from ..._model import (
     Capabilities,
     Gone,
@@ -34,38 +29,20 @@ from ..asked import Asked
 from ..base import Unanswered
 from ..kept import Notices
 from .calls import Calls
-from .connection import Connection, ask
-from .history import History, history_of
+from .dialing import Dialer, Prepared
+from .history import History
 from .inspection import Inspection
-from .installing import install
-from .link import Host, Link, Prepared
+from .link import Link
+from .meeting import Meeting
 from .messages import Message, OtherHistory
 from .notifications import Notifications, channel
 from .replies import LONG_RECORD, Extended, left_of, outcome_of
-from .schema import READ_ONLY, VERSION, missing, wrong_version
 from .scouts import Scouts
+from .sweeping import Sweeping
 from .waits import Waits
-
-_logger = logging.getLogger("aiodlock")
 
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _REMEMBERED = 60.0
-_SWEEP_EVERY = 60.0
-#: Names with locks of their own in one call. Few, because each lock takes a place in the server's table of
-#: locks until the call has ended.
-_SWEEP_MOST = 200
-#: Pages of a table that a call looks at; fewer where the server's limits end such a call.
-_SWEEP_PAGES = 1000
-#: How long the installation may take, which waits for that of others (seconds).
-_INSTALL_WITHIN = 4.0
-_HELLO = f"""
-select v.oldest, v.newest, h.*, a.backend_start, ({READ_ONLY}) as read_only
-from aiodlock.versions() v cross join aiodlock.hello() h
-left join pg_catalog.pg_stat_activity a on a.pid = pg_catalog.pg_backend_pid()
-"""
-
-
-_SWEEP = "select place from aiodlock.sweep($1, $2, $3)"
 _RECORDED = "select aiodlock.recorded($1) as result"
 
 
@@ -77,8 +54,7 @@ class PostgresBackend(Asked):
     """One database. Its functions decide; this sends messages and reads the answers.
 
     Its state is in its connections, in ``Notifications``, and in ``_known`` (the database that it talks
-    to); ``_reading`` are the keys whose results are being read, and ``_sweep_pages`` how much one call can
-    sweep here.
+    to); ``_reading`` are the keys whose results are being read.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -107,16 +83,17 @@ class PostgresBackend(Asked):
             described, silence=unavailable_after, may_hold=self._may_hold
         )
         self._reading: dict[str, asyncio.Future[str]] = {}
-        self._sweep_pages = _SWEEP_PAGES
         # A user who names another source to listen on has a pooler in front of the first one.
-        link = Link(
+        dialer = Dialer(
             source,
-            described,
             pooled=listen_source is not None,
+            sessions=False,
             known=self._known,
-            prepare=self._meet,
-            on_up=self._on_connected,
+            prepare=Meeting(
+                described, create, self._known, lambda *said: self._calls.on_log(*said)
+            ).meet,
         )
+        link = Link(described, dialer, self._on_connected)
         self._scouts = Scouts(source, link, self._known, self._on_newer)
         self._calls = Calls(
             link,
@@ -154,9 +131,7 @@ class PostgresBackend(Asked):
             ready()
             tasks.create_task(self._scouts.run())
             tasks.create_task(self._notifications.poll())
-            while True:
-                await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
-                await self._sweep()
+            await Sweeping(self._calls).run()
 
     def follow(self, dead: PostgresBackend) -> None:
         """Know the database that the backend of the client's dead session knew."""
@@ -175,65 +150,6 @@ class PostgresBackend(Asked):
                 if conflict and link.history.id != known.id:
                     link.give_up(OtherHistory(f"{link.where} is left: {conflict}"))
 
-    async def _meet(self, connection: Connection, host: Host) -> Prepared:
-        """Check that the server can be written to, and has the schema in the right version."""
-        connection.add_log_listener(self._calls.on_log)
-        within, known, sent = host.patience.learned, self._known.value, now()
-        try:
-            row = await self._greet(connection, within)
-        except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
-            await self._see_version(connection, within)
-            if not self._create:
-                raise BackendError(missing(self._described)) from absent
-            # Only here: with a lock of all who install, and rights that a client need not have.
-            await ask(connection, install(connection), max(within, _INSTALL_WITHIN))
-            sent = now()
-            row = await self._greet(connection, within)
-        took = now() - sent
-        if row["read_only"]:
-            raise BackendUnavailable(f"{self._described} {row['read_only']}")
-        if not row["oldest"] <= VERSION <= row["newest"]:
-            raise BackendError(f"{self._described}: {wrong_version(row['version'])}")
-        session = None
-        if not self._messages.link.pooled and row["backend_start"] is not None:
-            session = connection.get_server_pid(), row["backend_start"]
-        return Prepared(history_of(row, known), session, took)
-
-    async def _greet(self, connection: Connection, within: float) -> Any:
-        """Return what the server and the schema say of themselves."""
-        try:
-            return await self._ask(connection, partial(connection.fetchrow, _HELLO), within)
-        except asyncpg.InsufficientPrivilegeError as refused:
-            raise BackendError(
-                f"{self._described}: this role may not use the schema aiodlock ({refused}). The owner of "
-                "the schema has to run: GRANT USAGE ON SCHEMA aiodlock TO the_role; "
-                "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA aiodlock TO the_role"
-            ) from refused
-
-    async def _see_version(self, connection: Connection, within: float) -> None:
-        """Raise if there is a schema of another version, or if no schema can be made here."""
-        read_only = await self._ask(connection, partial(connection.fetchval, READ_ONLY), within)
-        if read_only:
-            raise BackendUnavailable(f"{self._described} {read_only}")
-        for sql in (
-            "select newest from aiodlock.versions()",
-            "select version from aiodlock.hello()",  # before version 11
-        ):
-            try:
-                found = await self._ask(connection, partial(connection.fetchval, sql), within)
-            except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
-                continue
-            if found != VERSION:
-                raise BackendError(f"{self._described}: {wrong_version(found)}")
-
-    async def _ask(
-        self,
-        connection: Connection,
-        query: Callable[[], Coroutine[Any, Any, Any]],
-        within: float,
-    ) -> Any:
-        return await ask(connection, self._calls.one_step(connection, query, within), within)
-
     def _on_connected(self, prepared: Prepared, again: bool) -> None:
         if not self._messages.patience.knows:
             # The first questions only read: they say nothing of how long a commit takes.
@@ -243,19 +159,6 @@ class PostgresBackend(Asked):
         self._listening.examine()  # this may be another server
         if self._notifications.listener is not None:
             self._notifications.listener.on_back()
-
-    async def _sweep(self) -> None:
-        # Each call goes on where the last one has ended: else it would read again what is not to be swept.
-        place: str | None = "m0"
-        while place is not None:
-            try:
-                (row,) = await self._calls.rows(_SWEEP, self._sweep_pages, _SWEEP_MOST, place)
-                place = row["place"]
-            except BackendError as failed:
-                _logger.debug("sweeping failed: %s", failed)
-                if self._sweep_pages == 1 or self._messages.link.connection is None:
-                    return
-                self._sweep_pages = max(1, self._sweep_pages // 8)
 
     @property
     def failure(self) -> Exception | None:
@@ -268,7 +171,7 @@ class PostgresBackend(Asked):
     @property
     def further_at(self) -> float:
         """When entering has last come further; see ``Backend``."""
-        return max(self._messages.link.further.at, self._listening.link.further.at)
+        return max(link.dialer.further.at for link in (self._messages.link, self._listening.link))
 
     @property
     def answers_within(self) -> float:

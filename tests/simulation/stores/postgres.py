@@ -15,7 +15,7 @@ from aiodlock._lock import Acquirable
 from aiodlock._request import Request
 from aiodlock._session import Session
 from aiodlock.backends.memory.machine import Asked
-from aiodlock.backends.postgres import link
+from aiodlock.backends.postgres import dialing
 
 from ..scenario import SimClient, Simulation
 from ..world import Process
@@ -86,7 +86,7 @@ class PostgresScene(Scene):
         self.once_share = self.chance.choice((0.0, 0.0, 0.3, 0.7))
         self.keeps: tuple[float, ...] = (0.3, 3.0, 30.0)
         super().__init__(seed, prepare)
-        self.patch(link, "connect", connect)
+        self.patch(dialing, "connect", connect)
         if self.deployment == "pair":
             self.chaos_ends = self.chaos_ends * 2 + 12.0 * ("long_stall" in self.style.faults)
 

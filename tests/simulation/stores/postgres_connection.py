@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
+
+from .postgres_tables import Row
 
 
 async def connect(
@@ -153,8 +156,12 @@ class SimConnection(asyncio.Protocol):
     def fetch(self, query: str, *arguments: object) -> Coroutine[Any, Any, list[Any]]:
         return self._ask(query, *arguments)
 
-    def fetchrow(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]:
-        return self._ask(query, *arguments)
+    async def fetchrow(self, query: str, *arguments: object) -> Any:
+        answer = await self._ask(query, *arguments)
+        return answer if isinstance(answer, Row) else (answer,)
+
+    async def prepare(self, query: str, *, name: str) -> Any:
+        return SimpleNamespace(fetchrow=partial(self.fetchrow, query))
 
     def execute(self, query: str, *arguments: object) -> Coroutine[Any, Any, str]:
         return self._ask(query, *arguments)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiodlock.backends.postgres import calls, inspection, link, store, waits
+from aiodlock.backends.postgres import calls, inspection, link, meeting, store, sweeping, waits
 from aiodlock.backends.postgres.schema import VERSION
 
 from . import postgres_tables as tables
@@ -152,10 +152,10 @@ def _waits(session: Session, asked: list[str]) -> list[Row]:
 
 
 _BY_TEXT: dict[str, Callable[..., Any]] = {
-    store._HELLO: _hello,
+    meeting._HELLO: _hello,
     "select * from aiodlock.hello()": _hello,
     link._END_SESSION: _end_session,
-    calls.rows_of(store._SWEEP, 3): _checked(_sweep),
+    calls.rows_of(sweeping._SWEEP, 3): _checked(_sweep),
     calls.rows_of(store._RECORDED, 1): _checked(
         lambda session, key: [Row(result=session.server.recorded(key))]
     ),

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 import aiodlock._clock
-from aiodlock.backends.postgres import calls, store
+from aiodlock.backends.postgres import calls, meeting
 from aiodlock.backends.postgres.inspection import _INSPECT
 from aiodlock.backends.postgres.notifications import channel
 from aiodlock.backends.postgres.schema import VERSION, create_statements
@@ -135,7 +135,7 @@ class _Play:
     async def run(self) -> list[Any]:
         one, two = await self.connect(), await self.connect()
         told: list[str] = []
-        self._history = (await one.fetchrow(store._HELLO))["history"]
+        self._history = (await one.fetchrow(meeting._HELLO))["history"]
         await two.add_listener(
             channel("two"), lambda *about: told.append(re.sub(r" \d+", " N", about[3]))
         )
