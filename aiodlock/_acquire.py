@@ -52,10 +52,11 @@ class Acquiring:
     nothing is left at the store.
 
     Mutable state: ``_request`` (the one that asks now: a place that was lost is asked for anew by another
-    one) and ``_started`` (when the first one began to).
+    one), ``_failures`` (its attempts without an answer) and ``_started`` (when the first one began to).
     """
 
     __slots__ = (
+        "_failures",
         "_kept_as",
         "_name",
         "_options",
@@ -83,6 +84,7 @@ class Acquiring:
         self._options = options
         self._kept_as = kept_as
         self._timeout = timeout
+        self._failures = 0
 
     async def acquire(self, task: asyncio.Task[Any] | None, own: OwnRequests | None) -> Acquisition:
         """Return what was acquired.
@@ -250,6 +252,7 @@ class Acquiring:
             session.backend, session.events, self._terms, self._options, request_id, owner, task
         )
         request.patient, request.inside = lost.patient, lost.inside
+        self._failures = 0
         if not lost.may_linger and owner == lost.owner:
             request.share_owner()
 
@@ -338,7 +341,7 @@ class Acquiring:
             too_late = request.place.token != 0 and request.reason != "broken"
             self._begin_again()
             if too_late:
-                self._request.failures += 1  # at a timeout it is the store that is to blame
+                self._failures += 1  # at a timeout it is the store that is to blame
                 if late is None:
                     late = LateGrants(session.telling)
                 await late.pause(self._name, self._terms.ttl, session.unavailable_after)
@@ -384,7 +387,7 @@ class Acquiring:
                 break
             except BackendUnavailable as error:
                 session.check_usable()
-                request.failures += 1
+                self._failures += 1
                 request.unanswered = str(error)
                 silent = now() - started
                 if silent >= session.unavailable_after:
@@ -394,9 +397,9 @@ class Acquiring:
                     ) from (error.__cause__ or session.backend.failure or error)
             except BackendError as error:
                 raise concerning(error, self._name) from error.__cause__
-            pause = pause_after(request.failures)
+            pause = pause_after(self._failures)
             await asyncio.sleep(min(pause, session.unavailable_after - silent))
-        request.failures = 0
+        self._failures = 0
         if session.closing:
             raise session.closed_error(self._name)
         if isinstance(answer, Refused):
@@ -445,7 +448,7 @@ class Acquiring:
     @property
     def _is_away(self) -> bool:
         request = self._request
-        if request.failures or request.place.silent:
+        if self._failures or request.place.silent:
             return True
         slow = now() - self._started > _SLOW_ANSWER or self._session.backend.failure is not None
         return request.state is ASKING and slow

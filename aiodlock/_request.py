@@ -84,11 +84,10 @@ class Request(Hold):
 
     ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
     without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
-    ``failures`` (attempts to ask without an answer), ``unanswered`` (why the last one had none), ``woken``
-    (the future of the waiting task), ``left`` (resolved when the store knows nothing of it any more, if
-    somebody waits for that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of
-    ``LockLost``), ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its
-    entry among the deadlines),
+    ``unanswered`` (why the last message had no answer), ``woken`` (the future of the waiting task),
+    ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that), ``reason``
+    (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``), ``told`` (what hooks
+    were told of the lease, until they are told its end), ``alarm`` (its entry among the deadlines),
     ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
     ended; a recall ends that), ``kept_until``, ``lost_handles`` (what the loss was the loss of: the handles
     of that moment), ``told_to`` (which functions of threads were told of it; set with the loss), and what a
@@ -108,7 +107,6 @@ class Request(Hold):
         "alarm",
         "events",
         "failure",
-        "failures",
         "granted_at",
         "id",
         "inside",
@@ -136,7 +134,6 @@ class Request(Hold):
     alarm: list[Any] | None
     events: Events
     failure: BackendError | None
-    failures: int
     granted_at: float
     id: str
     inside: tuple[Block, ...]
@@ -183,7 +180,7 @@ class Request(Hold):
         self.used = False
         self.may_linger = terms.linger > 0.0
         self.kept_until = 0.0
-        self.token = self.failures = 0
+        self.token = 0
         self.granted_at = self.queued_at = 0.0
         self.lost_handles = ()
         self.unanswered = ""
