@@ -139,6 +139,24 @@ async def test_node_that_a_slot_has_moved_to_is_kept_before_others_say_so(
             node.scope.cancel()
 
 
+async def test_slot_that_is_on_its_way_belongs_to_its_node_until_it_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Server, "run", _run_for_ever)
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    cluster = topology.Topology([Source.from_url("redis://localhost:1")], settings, "label")
+    cluster._listener = _Asked()  # type: ignore[assignment]
+    async with asyncio.TaskGroup() as tasks:
+        cluster._tasks = tasks
+        cluster._learn(_all_at(1), "localhost")
+        old, asked = cluster.node_of("name"), Redirected("it", "ASK 1 localhost:2")
+        with pytest.raises(BackendUnavailable, match="on its way"):
+            cluster.follow("name", asked, old)
+        assert cluster.node_of("name") is old
+        assert list(cluster.nodes) == [("localhost", 1)], "nobody asks the other one"
+        old.scope.cancel()
+
+
 async def test_node_that_refuses_is_named_with_the_reason_between_two_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

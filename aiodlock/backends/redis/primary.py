@@ -116,6 +116,7 @@ class PrimaryLookup:
     async def _ask_all(self) -> Named:
         sentinels = self._sentinels or self._make_sentinels()
         failures: dict[Address, Exception] = {}
+        answered: list[Sentinel] = []
         news = asyncio.Event()
 
         async def ask(sentinel: Sentinel) -> None:
@@ -129,31 +130,36 @@ class PrimaryLookup:
             if len(answered) == len(sentinels):
                 news.set()
 
-        answered: list[Sentinel] = []
+        async with anyio.create_task_group() as tasks:
+            for sentinel in sentinels:
+                tasks.start_soon(ask, sentinel)
+            try:
+                await self._wait_for(sentinels, answered, news)
+            except TimeoutError as silent:
+                failures |= {one.address: silent for one in sentinels if one not in answered}
+            tasks.cancel_scope.cancel()
+        return self._choose(sentinels, failures)
+
+    async def _wait_for(
+        self, sentinels: Sequence[Sentinel], answered: Sequence[Sentinel], news: asyncio.Event
+    ) -> None:
+        """Wait for a first answer, then a moment for the others, then until they settle the primary."""
         # Those that are asked all the time go on: what they answer later counts at the next attempt.
         limit = LONGEST
         if self._sentinels:
             known = any(one.patience.knows for one in sentinels)
             limit = max(one.patience.usual for one in sentinels) if known else _FIRST
-        async with anyio.create_task_group() as tasks:
-            for sentinel in sentinels:
-                tasks.start_soon(ask, sentinel)
-            try:
-                async with within(limit, lambda: self.further_at):
-                    await news.wait()
-                    with anyio.move_on_after(_GRACE):
-                        while len(answered) < len(sentinels):  # noqa: ASYNC110
-                            await asyncio.sleep(_GRACE / 10)
-                async with within(max(one.patience.usual for one in sentinels)):
-                    # A sentinel of another deployment may have been the quickest.
-                    while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
-                        self._heard(sentinels), len(sentinels)
-                    ):
-                        await asyncio.sleep(_GRACE)
-            except TimeoutError as silent:
-                failures |= {one.address: silent for one in sentinels if one not in answered}
-            tasks.cancel_scope.cancel()
-        return self._choose(sentinels, failures)
+        async with within(limit, lambda: self.further_at):
+            await news.wait()
+            with anyio.move_on_after(_GRACE):
+                while len(answered) < len(sentinels):  # noqa: ASYNC110
+                    await asyncio.sleep(_GRACE / 10)
+        async with within(max(one.patience.usual for one in sentinels)):
+            # A sentinel of another deployment may have been the quickest.
+            while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
+                self._heard(sentinels), len(sentinels)
+            ):
+                await asyncio.sleep(_GRACE)
 
     def _choose(
         self, sentinels: Iterable[Sentinel], failures: dict[Address, Exception] | None = None

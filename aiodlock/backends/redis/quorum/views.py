@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,36 +103,54 @@ def ids_of(views: Sequence[NodeView], nodes: int, tokens: Tokens) -> list[bytes]
 def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
     """Return the holders by a majority of all nodes; all other requests wait, in order of the tickets."""
     majority = nodes // 2 + 1
-    votes = _by_request(views)
+    clock = max(view.clock for view in views)  # as tickets are made
+    holding = {
+        id: (token, confirmed)
+        for id, cast in _by_request(views).items()
+        for token, confirmed in (_confirmed(cast),)
+        if len(confirmed) >= majority
+    }
+    holders: dict[tuple[bytes, bytes], HolderInfo] = {}
+    for token, confirmed in holding.values():
+        who = confirmed[0].owner, confirmed[0].mode
+        holders[who] = _holder(token, confirmed, majority, int(clock * 1e6), holders.get(who))
+    # A token that was given is known to a majority; a larger one, to fewer, was only proposed.
+    token = sorted((view.token for view in views), reverse=True)[majority - 1]
+    closed = sorted(view.closed for view in views)[majority - 1]
+    given = [holder.token for holder in holders.values()]
+    waiters = _waiters(views, holding.keys(), clock)
+    return LockInfo(name, tuple(holders.values()), waiters, max(given, default=token), closed)
+
+
+def _holder(
+    token: int, votes: Sequence[VoteView], majority: int, now_us: int, before: HolderInfo | None
+) -> HolderInfo:
+    """Return the owner of a request that holds by these votes; ``before``: of another of its requests."""
+    vote = votes[0]
+    left = sorted((vote.left for vote in votes), reverse=True)[majority - 1]
+    return HolderInfo(
+        owner=owner_of(vote.owner),
+        mode=mode_of(vote.mode),
+        token=token,
+        count=before.count + 1 if before else 1,
+        remaining=max(left, (before and before.remaining) or 0.0),
+        client=vote.client.decode(),
+        holding=seconds_since(token, now_us),
+        ttl=max(vote.length, (before and before.ttl) or 0.0),
+        **for_people(vote.words),
+    )
+
+
+def _waiters(
+    views: Sequence[NodeView], holding: Set[bytes], clock: float
+) -> tuple[WaiterInfo, ...]:
     waiting: dict[bytes, VoteView | WaiterView] = {}
     for view in views:
-        for id, vote in view.votes.items():
-            waiting.setdefault(id, vote)
-        for id, waiter in view.waiters.items():
-            waiting.setdefault(id, waiter)
-    holders: dict[tuple[bytes, bytes], HolderInfo] = {}
-    clock = max(view.clock for view in views)  # as tickets are made
-    for id, cast in votes.items():
-        token, confirmed = _confirmed(cast)
-        if len(confirmed) < majority:
-            continue
-        del waiting[id]
-        vote = cast[0]
-        before = holders.get((vote.owner, vote.mode))
-        left = sorted((vote.left for vote in confirmed), reverse=True)[majority - 1]
-        holders[vote.owner, vote.mode] = HolderInfo(
-            owner=owner_of(vote.owner),
-            mode=mode_of(vote.mode),
-            token=token,
-            count=before.count + 1 if before else 1,
-            remaining=max(left, (before and before.remaining) or 0.0),
-            client=vote.client.decode(),
-            holding=seconds_since(token, int(clock * 1e6)),
-            ttl=max(vote.length, (before and before.ttl) or 0.0),
-            **for_people(vote.words),
-        )
+        here: dict[bytes, VoteView | WaiterView] = {**view.votes, **view.waiters}
+        for id in here.keys() - holding:
+            waiting.setdefault(id, here[id])
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
-    waiters = tuple(
+    return tuple(
         WaiterInfo(
             owner_of(waiter.owner),
             mode_of(waiter.mode),
@@ -143,9 +161,3 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
         )
         for position, (_, waiter) in enumerate(ordered)
     )
-    # A token that was given is known to a majority; a larger one, to fewer, was only proposed.
-    tokens = sorted((view.token for view in views), reverse=True)
-    token = tokens[majority - 1]
-    closed = sorted(view.closed for view in views)[majority - 1]
-    given = [holder.token for holder in holders.values()]
-    return LockInfo(name, tuple(holders.values()), waiters, max(given, default=token), closed)
