@@ -8,17 +8,23 @@
 Threads and asyncio services that use the same names wait for each other, in one fair queue: what runs
 underneath is ``aiodlock.Client``, on one event loop in a background thread of the process.
 
-A map of the package::
+A map of the package. Each module knows those above it, and no other::
 
-    _portal.py     the background thread, and how a call gets there and back
-    _client.py     Client: what a user can ask for
-    _running.py    what runs of a client in one process: made on first use, in each process for itself
-    _described.py  how a thread acquires, whatever it is
-    _lock.py       Lock, ReadWriteLock, Semaphore     _multilock.py  several locks as one
-    _election.py   Election                           _once.py       what is to be done once
-    _lease.py      Lease, MultiLease: how a thread's body begins and ends
-    _blocks.py     the open blocks of each thread     _source.py     a redis.Redis as a source
-    _twin.py       docstrings, from the class for tasks
+    _portal.py       the background thread, and how a call gets there and back
+    _running.py      what runs of a client in one process: made on first use, in each process for itself
+    _jobs.py         which job of a pool of threads runs
+    _holds.py        what each thread holds, in blocks and without
+    _body.py         what one call has acquired for a body, and how that begins and ends
+    _block.py        the open blocks of one object, and which of them an exit belongs to
+    _life.py         a client over all its processes
+    _lease.py        Lease, MultiLease
+    _recipe.py       how the twin of a lock, for tasks, is made in each process, and acquired
+    _lock.py         Lock, ReadWriteLock, Semaphore
+    _multilock.py    several locks as one       _election.py, _once.py  Election, Once
+    _client.py       Client: what a user can ask for
+
+Beside them stand ``_options.py`` (for type checkers), ``_source.py`` (a redis.Redis as a source) and
+``_twin.py`` (docstrings, from the class for tasks).
 """
 
 from .._errors import AcquireTimeout as AcquireTimeout

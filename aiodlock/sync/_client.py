@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import functools
-import os
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
-from .. import _lock as core_lock
-from .. import _process
-from .._errors import ClientClosed
 from .._hooks import Hooks
+from .._lock import Acquirable as CoreAcquirable
+from .._lock import Semaphore as CoreSemaphore
 from .._locked import CallTemplate, check_function, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable
-from .._options import CLIENTS_ELSEWHERE, answers, check_timeout
-from ._blocks import here
-from ._described import OnLost
+from .._options import CLIENTS_ELSEWHERE, answers
 from ._election import Election
-from ._iterate import iterate
-from ._lock import Acquirable, Lock, ReadWriteLock, Semaphore
-from ._multilock import MultiLock
+from ._life import Life
+from ._lock import Lock, ReadWriteLock, Semaphore
+from ._multilock import MultiLock, Several
 from ._once import Once
 from ._options import ClientOptions, LockOptions, OwnerlessOptions, UnnamedOptions
-from ._portal import check_no_loop, portal
-from ._running import Running
+from ._recipe import OnLost, Recipe, Twin
 from ._source import SourceLike, asynchronous
 from ._twin import like
 
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound=Twin)
 _P = ParamSpec("_P")
-
-#: Reentrant: a signal handler or a finalizer may come in at any step of the thread that has it.
-_changing = threading.RLock()
-
-
-def _after_fork_in_child() -> None:
-    global _changing
-    _changing = threading.RLock()  # another thread of the parent may have had it
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @answers(CLIENTS_ELSEWHERE)
@@ -76,44 +58,18 @@ class Client:
     """
 
     def __init__(self, source: SourceLike, **options: Unpack[ClientOptions]) -> None:
-        # Checks what it is given; is never entered, only copied.
-        self._template = core.Client(asynchronous(source), **options)
-        self._pid = os.getpid()
-        # At most one, from its process's first use to its closing. A dict: ``setdefault`` is one step.
-        self._runnings: dict[int, Running] = {}
-        self._entered = False
-        self._closed = False
+        self._life = Life(core.Client(asynchronous(source), **options))
 
     def __repr__(self) -> str:
-        running = self._runnings.get(os.getpid())
-        state = "closed"
-        if not self._closed:
-            is_open = running is not None and running.is_open
-            state = "open" if is_open else "not connected yet"
-        return f"<aiodlock.sync.Client {self._template._core.described} {state}>"
+        return repr(self._life)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be copied or pickled: share it between threads, and make one in each "
-            "process, such as a global of a module"
-        )
+        self._life.__reduce_ex__(protocol)
 
     # -- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        check_no_loop()
-        with _changing:
-            if self._entered:
-                raise RuntimeError(
-                    f"{self!r} is entered already: make another Client, or share this one"
-                )
-            self._entered, self._closed = True, False
-        try:
-            running = self._use()
-            running.portal.call(running.open)
-        except BaseException:
-            self._entered = False
-            raise
+        self._life.enter()
         return self
 
     def __exit__(
@@ -135,44 +91,7 @@ class Client:
         locks.close()  # releases what is held
         ```
         """
-        with _changing:
-            running = self._runnings.pop(os.getpid(), None)
-            self._closed, self._entered = True, False
-        if running is None or running.portal.ended:
-            return
-        bodies = [lease for lease in here().blocks if lease._running is running]
-        if asyncio._get_running_loop() is not None:
-            running.portal.start_soon(lambda: running.close(bodies))
-            check_no_loop()
-        running.portal.call(lambda: running.close(bodies))
-
-    def __del__(self) -> None:
-        running = getattr(self, "_runnings", {}).get(os.getpid())
-        if running is not None and not running.portal.ended:
-            running.portal.start_soon(lambda: running.close([]))
-
-    def _use(self, name: str | None = None) -> Running:
-        """Return what runs in this process; the first call makes it."""
-        running = self._runnings.get(_process.pid)
-        if running is not None and not self._closed and not running.portal.ended:
-            return running
-        check_no_loop()
-        through = portal()
-        with _changing:
-            if self._closed:
-                raise ClientClosed(
-                    f"{'' if name is None else f'{name!r}: '}{self!r} was closed: enter it again with "
-                    "'with client:', or make another",
-                    name=name,
-                )
-            running = self._runnings.get(os.getpid())
-            if running is not None and running.portal is not through:
-                self._runnings.pop(os.getpid(), None)  # the thread that it ran in was lost
-            check_memory(self._template._core.described, self._pid)
-            # With the same hooks, also those that are added from now on.
-            return self._runnings.setdefault(
-                os.getpid(), Running(copy.copy(self._template), through)
-            )
+        self._life.close()
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -188,32 +107,30 @@ class Client:
         :param options: as of ``aiodlock.Client.lock``, but for ``on_lost``: ``"flag"`` (default), or a
             function. It is called with the ``LockLost`` in a thread of its own; what it raises is logged.
         """
-        on_lost, others = _split(options)
-        return Lock(self, lambda client: client.lock(name, **others), on_lost)
+        return Lock(self._describe(name, options, lambda client, given: client.lock(name, **given)))
 
     @like(core.Client.rwlock)
     def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
-        on_lost, others = _split(options)
-        read = Lock(self, lambda client: client.rwlock(name, **others).read, on_lost)
-        return ReadWriteLock(read, Lock(self, lambda client: client.lock(name, **others), on_lost))
+        read = Lock(
+            self._describe(name, options, lambda client, given: client.rwlock(name, **given).read)
+        )
+        return ReadWriteLock(self._life, read, self.lock(name, **options))
 
     @like(core.Client.semaphore)
     def semaphore(
         self, name: str, limit: int, *, resize: bool = False, **options: Unpack[OwnerlessOptions]
     ) -> Semaphore:
-        on_lost, others = _split(options)
-        return Semaphore(
-            self, lambda client: client.semaphore(name, limit, resize=resize, **others), on_lost
-        )
+        def make(client: core.Client, given: dict[str, Any]) -> CoreSemaphore:
+            return client.semaphore(name, limit, resize=resize, **given)
+
+        return Semaphore(self._describe(name, options, make))
 
     @like(core.Client.once)
     def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessOptions]) -> Once:
-        on_lost, others = _split(options)
+        def make(client: core.Client, given: dict[str, Any]) -> CoreAcquirable:
+            return CoreAcquirable(client.once(name, keep=keep, **given)._described)
 
-        def make(client: core.Client) -> core_lock.Acquirable:
-            return core_lock.Acquirable(client.once(name, keep=keep, **others)._described)
-
-        return Once(Acquirable(self, make, on_lost), keep)
+        return Once(self._describe(name, options, make), keep)
 
     @like(core.Client.once_per)
     def once_per(
@@ -241,12 +158,15 @@ class Client:
 
     @like(core.Client.forget)
     def forget(self, name: str) -> bool:
-        return self._ask(lambda client: client.forget(name))
+        return self._life.ask(lambda client: client.forget(name))
 
     @like(core.Client.election)
     def election(self, name: str, **options: Unpack[OwnerlessOptions]) -> Election:
         on_lost, others = _split(options)
-        return Election(self, lambda client: client.election(name, **others), on_lost)
+        timeout = options.get("timeout")
+        return Election(
+            self._life, lambda client: client.election(name, **others), on_lost, timeout
+        )
 
     def multilock(
         self,
@@ -267,10 +187,7 @@ class Client:
         :param timeout: seconds for all together; None for ever, 0 tries each once.
         """
         on_lost, others = _split(options)
-        for one in names_or_locks:
-            if isinstance(one, Lock) and one._client is not self:
-                raise ValueError(f"{one!r} belongs to another client than {self!r}")
-        return MultiLock(self, names_or_locks, check_timeout(timeout), others, on_lost)
+        return MultiLock(Several(self._life, names_or_locks, timeout, others, on_lost))
 
     def locked(
         self, template: str, **options: Unpack[LockOptions]
@@ -327,38 +244,41 @@ class Client:
         locks.add_hooks(Slow())
         ```
         """
-        self._template.add_hooks(hooks)
+        self._life.template.add_hooks(hooks)
 
     @like(core.Client.inspect)
     def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:
-        return self._ask(lambda client: client.inspect(name, kind=kind))
+        return self._life.ask(lambda client: client.inspect(name, kind=kind))
 
     @like(core.Client.locks)
     def locks(self, match: str = "*", *, kind: Kind | None = None) -> Iterator[LockInfo]:
-        running = self._use()
-        return iterate(self, running, running.inner.locks(match, kind=kind))
+        return self._life.iterate(lambda client: client.locks(match, kind=kind))
 
     @like(core.Client.break_lock)
     def break_lock(
         self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
     ) -> int:
-        return self._ask(lambda client: client.break_lock(name, kind=kind, tokens=tokens))
+        return self._life.ask(lambda client: client.break_lock(name, kind=kind, tokens=tokens))
 
     @like(core.Client.check_sequencer)
     def check_sequencer(self, sequencer: str) -> bool:
-        return self._ask(lambda client: client.check_sequencer(sequencer))
+        return self._life.ask(lambda client: client.check_sequencer(sequencer))
 
-    def _ask(self, call: Callable[[core.Client], Coroutine[Any, Any, _T]]) -> _T:
-        running = self._use()
-        return running.call(lambda: call(running.inner))
+    # -- inside ----------------------------------------------------------------------------------
 
-
-def check_memory(described: str, pid: int) -> None:
-    """Refuse a store in the memory of another process: the child has only a copy."""
-    if described.startswith("memory:") and pid != os.getpid():
-        raise RuntimeError(
-            f"{described} is in the memory of process {pid}: this one was forked from it, and has a copy "
-            "that excludes nobody; use a store that both reach"
+    def _describe(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        make: Callable[[core.Client, dict[str, Any]], _C],
+    ) -> Recipe[_C]:
+        on_lost, given = _split(options)
+        return Recipe(
+            self._life,
+            (name,),
+            lambda client: make(client, given),
+            on_lost,
+            options.get("timeout"),
         )
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from .. import _client as core_client
 from .. import _election as core
-from .._acquire import OwnRequests
-from ._blocks import here
-from ._described import Described, OnLost
-from ._iterate import iterate
 from ._lease import Lease
+from ._life import Life
+from ._recipe import Described, OnLost, Recipe
 from ._twin import like, said_of_threads
-
-if TYPE_CHECKING:
-    from ._client import Client
-    from ._running import Running
 
 
 class Election:
@@ -24,14 +17,16 @@ class Election:
 
     def __init__(
         self,
-        client: Client,
+        life: Life,
         make: Callable[[core_client.Client], core.Election],
         on_lost: OnLost | None,
+        timeout: float | None,
     ) -> None:
-        self._client = client
+        self._life = life
         self._make = make
         self._on_lost = on_lost
-        self._name = make(client._template).name  # checks what it is given
+        self._timeout = timeout
+        self._name = make(life.template).name  # checks what it is given
 
     @property
     def name(self) -> str:
@@ -39,7 +34,7 @@ class Election:
         return self._name
 
     def __repr__(self) -> str:
-        return f"<Election {self._name!r} on {self._client!r}>"
+        return f"<Election {self._name!r} on {self._life!r}>"
 
     def lead(self, value: str = "") -> Candidacy:
         """Wait to be elected: ``with election.lead("host-1") as lease``; leaving resigns.
@@ -54,13 +49,20 @@ class Election:
         :param value: what ``observe`` shows, such as an address; up to 400 bytes of UTF-8.
         :raises AcquireTimeout: (on entering) with the option ``timeout``, when it ran out.
         """
-        return Candidacy(self, value)
+        make = self._make
+        of = Recipe(
+            self._life,
+            (self._name,),
+            lambda client: make(client).lead(value),
+            self._on_lost,
+            self._timeout,
+            reenters=False,  # each candidacy is an owner of its own
+        )
+        return Candidacy(of, f"{value!r} in {self!r}")
 
     @like(core.Election.observe)
     def observe(self, *, interval: float = 5.0) -> Iterator[str]:
-        running = self._client._use(self._name)
-        leaders = self._make(running.inner).observe(interval=interval)
-        return iterate(self._client, running, leaders)
+        return self._life.iterate(lambda client: self._make(client).observe(interval=interval))
 
 
 class Candidacy(Described[core.Candidacy, Lease]):
@@ -68,25 +70,9 @@ class Candidacy(Described[core.Candidacy, Lease]):
 
     _lease_type = Lease
 
-    def __init__(self, election: Election, value: str) -> None:
-        super().__init__(
-            election._client,
-            lambda client: election._make(client).lead(value),
-            election._on_lost,
-        )
-        self._election = election
-        self._value = value
-
-    @property
-    def _names(self) -> Sequence[str]:
-        return (self._election._name,)
-
-    @property
-    def _default_timeout(self) -> float | None:
-        return self._core._described.options.timeout
-
-    def _own(self, running: Running) -> OwnRequests:
-        return here().own(running)  # each candidacy is an owner of its own
+    def __init__(self, of: Recipe[core.Candidacy], described: str) -> None:
+        super().__init__(of)
+        self._described = described
 
     def __repr__(self) -> str:
-        return f"<Candidacy {self._value!r} in {self._election!r}>"
+        return f"<Candidacy {self._described}>"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Never
 
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
-from .._model import LockInfo, Mode
-from .._options import LOCKS_ELSEWHERE, answers, check_timeout, refuse_keywords
-from ._blocks import here, holding_threads
-from ._described import Described
+from .._model import LockInfo, Mode, Terms
+from .._options import LOCKS_ELSEWHERE, answers
+from ._body import Body
+from ._holds import here, holding_threads
 from ._lease import Lease
+from ._life import Life
 from ._options import UNSET
+from ._recipe import Described
 from ._twin import like, said_of_threads
 
 
@@ -25,7 +27,11 @@ class Acquirable(Described[core.Acquirable, Lease]):
     @property
     def name(self) -> str:
         """The name, as given."""
-        return self._core.name
+        return self._terms.name
+
+    @property
+    def _terms(self) -> Terms:
+        return self._of.template._described.terms
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -50,11 +56,7 @@ class Acquirable(Described[core.Acquirable, Lease]):
         :raises ClientClosed: when the client is closed meanwhile.
         :raises RuntimeError: in a thread that runs an event loop.
         """
-        if given or wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"], given)
-        return self._take_bare(
-            self._default_timeout if timeout is UNSET else check_timeout(timeout)
-        )
+        return self._take_bare(timeout, given, wrong)
 
     @like(core.Acquirable.acquire_nowait)
     def acquire_nowait(self) -> Lease:
@@ -65,12 +67,11 @@ class Acquirable(Described[core.Acquirable, Lease]):
 
     @like(core.Acquirable.release)
     def release(self) -> None:
-        running, me = self._client._use(self.name), here()
-        terms, owner = self._core._described.terms, self._core._described.options.owner
-        described = (running, terms.kind, self.name, terms.mode, owner)
-        holds = me.holds(*described)
+        running, me = self._of.life.use(self.name), here()
+        terms, owner = self._terms, self._of.template._described.options.owner
+        holds = me.holds(running, terms, owner)
         if not holds:
-            others = ", ".join(map(repr, holding_threads(*described)))
+            others = ", ".join(map(repr, holding_threads(running, terms, owner)))
             raise NotHeld(
                 f"this thread holds no lease on {self.name!r} in {terms.mode} mode"
                 + (f" (thread {others} does)" if others else "")
@@ -78,32 +79,24 @@ class Acquirable(Described[core.Acquirable, Lease]):
                 "call its release(), which any thread may",
                 name=self.name,
             )
-        live = next((lease for lease in holds if lease.held), None)
+        live = next((hold for hold in holds if hold.core.held), None)
         if live is None:
-            me.forget(holds)  # what is raised here tells of all of them
-        (live or holds[0]).release()
+            for hold in holds:
+                hold.report()  # what is raised here tells of all of them
+        meant = live or holds[0]
+        Body(running, meant.core, [meant]).release()
 
     @like(core.Acquirable.locked)
     def locked(self) -> bool:
-        return self._ask(lambda lock: lock.locked())
+        return self._of.ask(lambda lock: lock.locked())
 
     @like(core.Acquirable.inspect)
     def inspect(self) -> LockInfo:
-        return self._ask(lambda lock: lock.inspect())
+        return self._of.ask(lambda lock: lock.inspect())
 
     @like(core.Acquirable.break_lock)
     def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
-        return self._ask(lambda lock: lock.break_lock(tokens=tokens))
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    @property
-    def _names(self) -> Sequence[str]:
-        return (self._core.name,)
-
-    @property
-    def _default_timeout(self) -> float | None:
-        return self._core._described.options.timeout
+        return self._of.ask(lambda lock: lock.break_lock(tokens=tokens))
 
 
 class Lock(Acquirable):
@@ -124,16 +117,17 @@ class Lock(Acquirable):
     @property
     def mode(self) -> Mode:
         """``"exclusive"`` or ``"shared"``."""
-        return self._core._described.terms.mode
+        return self._terms.mode
 
     def __repr__(self) -> str:
-        return f"<Lock {self.name!r} {self.mode} on {self._client!r}>"
+        return f"<Lock {self.name!r} {self.mode} on {self._of.life!r}>"
 
 
 class ReadWriteLock:
     __doc__ = said_of_threads(core.ReadWriteLock)
 
-    def __init__(self, read: Lock, write: Lock) -> None:
+    def __init__(self, life: Life, read: Lock, write: Lock) -> None:
+        self._life = life
         self._read = read
         self._write = write
 
@@ -153,7 +147,7 @@ class ReadWriteLock:
         return self._write
 
     def __repr__(self) -> str:
-        return f"<ReadWriteLock {self.name!r} on {self._write._client!r}>"
+        return f"<ReadWriteLock {self.name!r} on {self._life!r}>"
 
 
 class Semaphore(Acquirable):
@@ -162,11 +156,11 @@ class Semaphore(Acquirable):
     @property
     def limit(self) -> int:
         """How many may hold at a time."""
-        return self._core._described.terms.limit
+        return self._terms.limit
 
     @like(core.Semaphore.locked)
     def locked(self) -> bool:
         return super().locked()
 
     def __repr__(self) -> str:
-        return f"<Semaphore {self.name!r} limit={self.limit} on {self._client!r}>"
+        return f"<Semaphore {self.name!r} limit={self.limit} on {self._of.life!r}>"

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 from .. import _client as core_client
 from .. import _multilock as core
-from .._acquisition import Acquisition
 from .._errors import LockLost
-from .._options import check_timeout, refuse_keywords
-from ._described import Described, OnLost
-from ._lease import MultiLease, call_when_lost
+from ._body import Body, call_when_lost
+from ._lease import MultiLease
+from ._life import Life
 from ._lock import Lock
 from ._options import UNSET
+from ._recipe import Described, OnLost, Recipe
 from ._twin import like
 
-if TYPE_CHECKING:
-    from ._client import Client
-    from ._portal import Portal
+
+class Several(Recipe[core.MultiLock]):
+    """Names, which are described here, and locks, which were described before."""
+
+    def __init__(
+        self,
+        life: Life,
+        names_or_locks: tuple[str | Lock, ...],
+        timeout: float | None,
+        options: dict[str, Any],
+        on_lost: OnLost | None,
+    ) -> None:
+        before: list[Recipe[Any] | str] = []
+        #: What the given locks call on the loss of their name.
+        self._on_lost_of: dict[str, list[OnLost]] = {}
+        for one in names_or_locks:
+            if not isinstance(one, Lock):
+                before.append(one)
+                continue
+            recipe = one._of
+            before.append(recipe)
+            if recipe.life is not life:
+                raise ValueError(f"{one!r} belongs to another client than {life!r}")
+            functions = self._on_lost_of.setdefault(one.name, [])
+            if recipe.on_lost is not None and recipe.on_lost not in functions:
+                functions.append(recipe.on_lost)  # a name that is repeated is taken once
+
+        def make(client: core_client.Client) -> core.MultiLock:
+            given = [one.make(client) if isinstance(one, Recipe) else one for one in before]
+            # What is neither is refused there.
+            return client.multilock(*given, timeout=timeout, **options)
+
+        super().__init__(life, (), make, on_lost, timeout)
+        self.names = self.template.names
+
+    def watch(self, body: Body) -> None:
+        """Have the functions of the given locks called, and that of the options for the first loss."""
+        of_all = [] if self.on_lost is None else [_first_of(self.on_lost)]
+        for hold in body.holds:
+            for function in (*self._on_lost_of.get(hold.request.name, ()), *of_all):
+                call_when_lost(hold, function)
 
 
 class MultiLock(Described[core.MultiLock, MultiLease]):
@@ -37,59 +74,17 @@ class MultiLock(Described[core.MultiLock, MultiLease]):
 
     _lease_type = MultiLease
 
-    def __init__(
-        self,
-        client: Client,
-        names_or_locks: tuple[str | Lock, ...],
-        timeout: float | None,
-        options: dict[str, Any],
-        on_lost: OnLost | None,
-    ) -> None:
-        def make(client: core_client.Client) -> core.MultiLock:
-            given = [one._make(client) if isinstance(one, Lock) else one for one in names_or_locks]
-            # What is neither is refused there.
-            return client.multilock(*given, timeout=timeout, **options)  # type: ignore[arg-type]
-
-        super().__init__(client, make, on_lost)
-        #: What the given locks call on the loss of their name.
-        self._on_lost_of: dict[str, list[OnLost]] = {}
-        for one in names_or_locks:
-            if isinstance(one, Lock) and one._on_lost is not None:
-                functions = self._on_lost_of.setdefault(one.name, [])
-                if one._on_lost not in functions:  # a name that is repeated is taken once
-                    functions.append(one._on_lost)
-
     def __repr__(self) -> str:
-        return f"<MultiLock {', '.join(map(repr, self.names))} on {self._client!r}>"
+        return f"<MultiLock {', '.join(map(repr, self.names))} on {self._of.life!r}>"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names, each once, in the order in which they are taken."""
-        return self._core.names
+        return self._of.template.names
 
     @like(core.MultiLock.acquire)
     def acquire(self, *given: Never, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
-        if given or wrong:
-            refuse_keywords("acquire()", wrong, ["timeout"], given)
-        return self._take_bare(
-            self._default_timeout if timeout is UNSET else check_timeout(timeout)
-        )
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    @property
-    def _names(self) -> Sequence[str]:
-        return self._core.names
-
-    @property
-    def _default_timeout(self) -> float | None:
-        return self._core._timeout
-
-    def _watch(self, portal: Portal, parts: Sequence[Acquisition]) -> None:
-        of_all = [] if self._on_lost is None else [_first_of(self._on_lost)]
-        for one in parts:
-            for function in (*self._on_lost_of.get(one.request.name, ()), *of_all):
-                call_when_lost(portal, one, function)
+        return self._take_bare(timeout, given, wrong)
 
 
 def _first_of(function: OnLost) -> OnLost:

@@ -2,81 +2,87 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from .. import _once as core
+from .._lock import Acquirable as CoreAcquirable
 from .._request import AlreadyDone
-from ._blocks import Enterable
+from ._block import Enterable
+from ._body import Body
 from ._lease import Lease
-from ._lock import Acquirable
+from ._recipe import Recipe
 from ._twin import said_of_threads
 
 
 class OnceRun(core.OnceRun):
     __doc__ = said_of_threads(core.OnceRun)
 
-    __slots__ = ("_keep",)
+    __slots__ = ()
 
     lease: Lease | None  # type: ignore[assignment]
 
-    _keep: float
 
-    def _enter_block(self) -> None:
-        if self.lease is not None:
-            self.lease._enter_block()
+class OnceBlock:
+    """The body of one entry: of the first, or of one that has nothing to do (None was acquired)."""
 
-    def _begin(self) -> None:
-        if self.lease is not None:
-            self.lease._begin()
+    def __init__(self, outcome: core.Outcome, body: Body | None, keep: float) -> None:
+        self._outcome = outcome
+        self._body = body
+        self._keep = keep
 
-    def _exit(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        lease = self.lease
-        if lease is None:
+    def enter(self) -> None:
+        """Be inside of it, in this thread."""
+        if self._body is not None:
+            self._body.enter()
+
+    def begin(self) -> None:
+        """Let the body begin, unless the lease was lost."""
+        if self._body is not None:
+            self._body.begin()
+
+    def exit(self, exc: BaseException | None) -> None:
+        """End the block; without an exception, that is a success."""
+        if self._body is None:
             return
-        record = self._outcome.record_at(lease.name, exc_type, exc)
-        if record is not None and isinstance(lease._acquired, core.OnceAcquisition):
-            lease._acquired.record = (record, self._keep)
-        lease.__exit__(exc_type, exc, traceback)
+        acquired = self._body.core
+        assert isinstance(acquired, core.OnceAcquisition)
+        name = acquired.request.name
+        record = self._outcome.record_at(name, None if exc is None else type(exc), exc)
+        if record is not None:
+            acquired.record = (record, self._keep)
+        self._body.exit(exc)
 
-    def _leave_soon(self) -> None:
-        if self.lease is not None:
-            self.lease._leave_soon()
+    def leave_soon(self) -> None:
+        """End the block; nobody waits for it."""
+        if self._body is not None:
+            self._body.leave_soon()
 
 
 class Once(Enterable[OnceRun]):
     __doc__ = said_of_threads(core.Once)
 
-    def __init__(self, lock: Acquirable, keep: float) -> None:
+    def __init__(self, of: Recipe[CoreAcquirable], keep: float) -> None:
         super().__init__()
-        self._lock = lock
+        self._of = of
         self._keep = keep
 
     def __repr__(self) -> str:
-        return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
+        return f"<Once {self.name!r} keep={self._keep:g} on {self._of.life!r}>"
 
     @property
     def name(self) -> str:
         """The name, as given. A lock of the same name is another thing."""
-        return self._lock.name
+        return self._of.template.name
 
-    def _take(self) -> OnceRun:
-        lock = self._lock
-        lease: Lease | None = None
-        outcome = core.Outcome()
+    def _take(self) -> tuple[OnceRun, OnceBlock]:
+        of, body, lease, outcome = self._of, None, None, core.Outcome()
         try:
             try:
-                lease = lock._take()
+                body = of.acquire(of.timeout, block=True)
+                lease = Lease(of.life, body)
             except AlreadyDone as done:
                 outcome = core.Outcome(*core.decode_record(done.result))
             run = OnceRun(lease, outcome)  # type: ignore[arg-type]
-            run._keep = self._keep
+            return run, OnceBlock(outcome, body, self._keep)
         except BaseException:  # a signal handler raised
-            if lease is not None:
-                lease._leave_soon()
+            if body is not None:
+                body.leave_soon()
             raise
-        return run

@@ -65,6 +65,11 @@ _GONE = "the thread of aiodlock.sync has ended"
 _STUCK = "the background thread of aiodlock.sync does not turn: a hook or a finalizer blocks it"
 
 
+def runs_a_loop() -> bool:
+    """Whether the calling thread runs an event loop."""
+    return asyncio._get_running_loop() is not None
+
+
 def check_no_loop() -> None:
     """Raise in a thread whose event loop a blocking call would stop."""
     if asyncio._get_running_loop() is not None:

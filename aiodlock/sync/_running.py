@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .. import _client as core
+from .. import _process
 from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed
 from .._patience import LEAST, soon
-from .._request import State
-from ._blocks import LOOK_EVERY, watch
+from .._request import HELD
 from ._portal import Portal, TakeBack
-
-if TYPE_CHECKING:
-    from ._lease import Lease
 
 _T = TypeVar("_T")
 
@@ -24,6 +21,8 @@ _T = TypeVar("_T")
 _CONNECT_WITHIN = 5.0
 #: At the end of the process: seconds for waiters to leave. Daemon threads do not end their bodies any more.
 _CLOSE_AT_EXIT = 0.5
+#: Seconds between two looks at what threads hold.
+_LOOK_EVERY = 1.0
 
 
 class Running:
@@ -34,13 +33,17 @@ class Running:
     """
 
     def __init__(self, inner: core.Client, portal: Portal) -> None:
-        self.inner = inner
-        self.portal = portal
+        self.inner: core.Client = inner
+        self.portal: Portal = portal
         self.pid: int = portal.pid
         self.is_open: bool = False
         self._opening: asyncio.Task[None] | None = None
         self._closing = False
         self._watching = False
+
+    def is_here(self) -> bool:
+        """Whether this is its process, and not one that was forked from it."""
+        return self.pid == _process.pid
 
     def call(
         self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None
@@ -54,16 +57,16 @@ class Running:
 
         return self.portal.call(opened, take_back, within=_CONNECT_WITHIN)
 
-    def watch(self) -> None:
-        """Look from time to time at what threads hold without a block. From any thread."""
+    def watch(self, look: Callable[[Running], bool]) -> None:
+        """Look from time to time, in the loop's thread, while there is something to see."""
         if not self._watching:
             self._watching = True
-            self.portal.call_later(LOOK_EVERY, self._look)
+            self.portal.call_later(_LOOK_EVERY, lambda: self._look(look))
 
-    def _look(self) -> None:
+    def _look(self, look: Callable[[Running], bool]) -> None:
         self._watching = False
-        if self.is_open and watch(self):
-            self.watch()
+        if self.is_open and look(self):
+            self.watch(look)
 
     async def open(self) -> None:
         """Connect, once for all threads that need it."""
@@ -106,27 +109,25 @@ class Running:
         self.is_open = True
         self.portal.at_exit(self, self._close_at_exit)
 
-    async def close(self, bodies: list[Lease]) -> None:
-        """Leave the client; ``bodies`` are those that the closing thread is inside of."""
+    async def close(self) -> None:
+        """Leave the client."""
         self._closing = True
         self.portal.closed(self)
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait({self._opening})
-        for lease in bodies:
-            if lease._request.armed:
-                lease._request.armed.pop(lease._body, None)  # type: ignore[call-overload]
         self.is_open = False
         await self.inner.__aexit__(None, None, None)
 
     async def _close_at_exit(self) -> None:
-        self.inner._core.close_timeout = _CLOSE_AT_EXIT
-        session = self.inner._core.session
+        of_inner = self.inner._core
+        of_inner.close_timeout = _CLOSE_AT_EXIT
+        session = of_inner.session
         if session is not None:
             for request in list(session.requests.values()):
-                if request.state is State.HELD and not request.armed:
+                if request.state is HELD and not request.armed:
                     session.departure.in_background(request)  # released, not lost
-        await self.close([])
+        await self.close()
 
 
 def _look_at(opening: asyncio.Task[None]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from aiodlock import LockLost
 from aiodlock._acquire import Acquiring
-from aiodlock._acquisition import Acquisition
 from aiodlock._request import State
-from aiodlock.sync import _blocks, _described, _election, _lease, _lock, _portal
-from aiodlock.sync._lease import start_thread
+from aiodlock.sync import _block, _body, _holds, _life, _lock, _portal, _recipe
+from aiodlock.sync._body import start_thread
+from aiodlock.sync._holds import Hold
 
 from .scenario import Simulation
 from .threads import Threads
@@ -60,24 +60,22 @@ class _OneContext:
 
 def _one_here(simulation: Simulation) -> None:
     """All threads of all processes share their open blocks."""
-    shared = _blocks.Here()
-    simulation.patch(_blocks, "_inside", _OneContext())
-    for module in (_blocks, _described, _election, _lease, _lock):
+    shared = _holds.Here()
+    simulation.patch(_holds, "_inside", _OneContext())
+    for module in (_holds, _block, _life, _lock, _recipe):
         simulation.patch(module, "here", lambda: shared)
 
 
-def _keeps_the_lease(
-    portal: _portal.Portal, acquired: Acquisition, function: Callable[[LockLost], object]
-) -> None:
+def _keeps_the_lease(hold: Hold, function: Callable[[LockLost], object]) -> None:
     """Watch over the lease, and so keep it: as it was before a seed found it."""
-    request = acquired.request
+    portal, request, lease = hold.running.portal, hold.request, hold.core
 
     def look(_: asyncio.Future[None] | None = None) -> None:
-        lost = acquired.lost
+        lost = lease.lost
         if lost is not None:
             start_thread(portal, function, copy(lost))
-        elif request.state is State.HELD and acquired.serial in request.handles:
-            watcher: asyncio.Future[None] = acquired.session.loop.create_future()
+        elif request.state is State.HELD and hold.core.serial in request.handles:
+            watcher: asyncio.Future[None] = hold.core.session.loop.create_future()
             watcher.add_done_callback(look)
             request.add_watcher(watcher)
 
@@ -88,7 +86,7 @@ def _begins_in_the_loop(simulation: Simulation) -> None:
     """A body counts as begun before its thread has the lease."""
     assert simulation.onces is not None
     simulation.onces.habits.holds = (0.3,)
-    simulation.patch(_described, "wait_for_thread", lambda _: None)
+    simulation.patch(Hold, "wait_for_thread", lambda _: None)
 
 
 async def _is_right_again(*_: object) -> None:
@@ -115,22 +113,22 @@ THREAD_VARIANTS = {
         kind=Threads,
     ),
     "a block whose lease was lost ends well": Variant(
-        both(_often(breaks=0.3, names=1), _without(_lease, "raise_loss", lambda *_: None)),
+        both(_often(breaks=0.3, names=1), _without(_body, "raise_loss", lambda *_: None)),
         ("told",),
         kind=Threads,
     ),
     "no function is told of a loss": Variant(
         both(
             _often(breaks=0.3, names=1),
-            _without(_lease, "start_thread", lambda *_: None),
+            _without(_body, "start_thread", lambda *_: None),
         ),
         ("told",),
         kind=Threads,
     ),
     "a hold outlives its thread while somebody watches over it": Variant(
         both(
-            _without(_described, "call_when_lost", _keeps_the_lease),
-            _without(_lease.Lease, "_forget", lambda _: None),
+            _without(_recipe, "call_when_lost", _keeps_the_lease),
+            _without(Hold, "forget", lambda _: None),
         ),
         ("leak", "liveness"),
         kind=Threads,

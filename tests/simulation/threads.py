@@ -16,7 +16,7 @@ import os
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -33,12 +33,15 @@ from aiodlock import (
     WouldBlock,
     sync,
 )
+from aiodlock._lease import Lease as CoreLease
 from aiodlock._options import _checked_before
 from aiodlock._register import Register
 from aiodlock._request import Request
 from aiodlock.backends.memory import sources as sources  # now: other seeds would not load it
-from aiodlock.sync import _blocks, _client, _lease, _portal
+from aiodlock.sync import _holds, _life, _portal
+from aiodlock.sync._body import Body
 from aiodlock.sync._lease import Lease
+from aiodlock.sync._life import Life
 from aiodlock.sync._lock import Acquirable
 
 from .baton import Lock, Thread, current
@@ -48,7 +51,7 @@ from .scenario import SimClient, Simulation
 from .world import Process
 
 _T = TypeVar("_T")
-_begin, _begin_leaving = _lease.begin, Register.begin_leaving
+_begin, _begin_leaving = Body.begin, Register.begin_leaving
 
 #: So long after an interrupt nothing of the call goes on (seconds).
 _ENDED_WITHIN = 2.5
@@ -94,11 +97,7 @@ class ThreadClient(sync.Client):
     """The library's client, which connects through the simulated network."""
 
     def __init__(self, simulation: Simulation, process: Process, **options: Any) -> None:
-        self._template = SimClient(simulation, process, **options)
-        self._pid = os.getpid()
-        self._runnings = {}
-        self._entered = False
-        self._closed = False
+        self._life = Life(SimClient(simulation, process, **options))
 
 
 class Flag:
@@ -167,10 +166,10 @@ class Begun(set[str]):
     def add(self, id: str) -> None:
         """The loop has its lease, and its thread has not."""
 
-    def begin(self, entered: Any, requests: Sequence[Request]) -> None:
-        new = {request.id for request in requests if request.id not in self}
+    def begin(self, body: Body) -> None:
+        new = {hold.request.id for hold in body.holds if hold.request.id not in self}
         self.unsure |= new
-        _begin(entered, requests)
+        _begin(body)
         self.unsure -= new
         self.update(new)
 
@@ -203,7 +202,7 @@ class Threads(MachineSimulation):
         begun = Begun()
         if self.onces is not None:
             self.onces.checkers.begun = begun
-        self.patch(_lease, "begin", begun.begin)
+        self.patch(Body, "begin", lambda body: begun.begin(body))
         self.patch(Register, "begin_leaving", lambda *call: begun.begin_leaving(*call))
 
     # -- the world ---------------------------------------------------------------------------------
@@ -221,9 +220,9 @@ class Threads(MachineSimulation):
         _checked_before.cache_clear()  # else lines that other seeds have run are not run again
         threads = SimpleNamespace(Lock=Lock, TIMEOUT_MAX=threading.TIMEOUT_MAX)
         self.patch(_portal, "threading", threads)
-        self.patch(_client, "_changing", _OneEach())
+        self.patch(_life, "_changing", _OneEach())
         self.patch(Request, "lose", _noting(self.lost))
-        self.patch(_client, "portal", lambda: self.portals[current().process])
+        self.patch(_life, "portal", lambda: self.portals[current().process])
         with super()._everything_virtual():
             yield
 
@@ -244,7 +243,7 @@ class Threads(MachineSimulation):
                 run()
             finally:  # in its turn, and not when the real thread ends
                 current().strikes_anywhere = False  # a signal strikes nothing of the thread's now
-                vars(_blocks._local).pop("here", None)
+                vars(_holds._local).pop("here", None)
 
         thread = Thread(
             process,
@@ -285,7 +284,7 @@ class Threads(MachineSimulation):
                 self._use(process, client)
 
     def _use(self, process: Process, client: ThreadClient) -> None:
-        session: Any = client._runnings[os.getpid()].inner._core.session
+        session: Any = client._life._runnings[os.getpid()].inner._core.session
         sessions = self.checkers.sessions.setdefault(process, [])
         sessions.append(session)
         self.checkers.entered(session)
@@ -434,8 +433,8 @@ class Threads(MachineSimulation):
 
     @contextmanager
     def _beside(self, lock: Acquirable, lease: Lease) -> Iterator[None]:
-        base = f"{lease._core._request.terms.kind}:{lock.name}"
-        one = Inside(current(), lease, base, lock._core._described.options.owner)
+        base = f"{lease._request.terms.kind}:{lock.name}"
+        one = Inside(current(), lease, base, lock._of.template._described.options.owner)
         self._check_beside(one)
         self.inside.append(one)
         try:
@@ -444,13 +443,13 @@ class Threads(MachineSimulation):
             self.inside.remove(one)
 
     def _check_beside(self, one: Inside) -> None:
-        request = one.lease._core._request
+        request = one.lease._request
         if self.checkers.forgetful or request.terms.kind == "semaphore":
             return
         for other in self.inside:
             if other.base != one.base or other.thread is one.thread or other.thread.process.dead:
                 continue
-            beside = other.lease._core._request
+            beside = other.lease._request
             if request is not beside or (one.owner is not None and one.owner == other.owner):
                 continue  # of two requests, exclusion is looked at on the server
             if one.lease.held and other.lease.held:
@@ -460,7 +459,7 @@ class Threads(MachineSimulation):
 
     def _watch(self, lock: Acquirable, lease: Lease) -> None:
         """Expect that the lock's function is told of a loss, once for all holds of a request."""
-        function, request = lock._on_lost, lease._core._request
+        function, request = lock._of.on_lost, lease._request
         if isinstance(function, Watched) and len(request.handles) == 1:
             function.requests.append(request)
             self.watched[function] = current().process
@@ -472,15 +471,17 @@ class Threads(MachineSimulation):
                 self.checkers.wrong("told", f"on_lost was called {function.told} times for {lost}")
             self.seen["on_lost"] += function.told
 
-    def _hold_in_thread(self, lease: Lease, lock: Acquirable) -> None:
+    def _hold_in_thread(self, lease: Lease, lock: Acquirable | sync.Once) -> None:
         rng, me = self.random, current()
-        base = f"aiodlock:2:{lock._core._described.terms.kind}:{{{lock.name}}}"
+        base = f"aiodlock:2:{lock._of.template._described.terms.kind}:{{{lock.name}}}"
         length = rng.expovariate(1 / self.style.hold)
         if rng.random() < 0.03:
             length += 2 * lease.ttl
         for _ in range(2):
             if lease.mode == "exclusive" and lease.held:
-                self.world.after(rng.expovariate(20.0), self._write, lease._core, base)
+                self.world.after(
+                    rng.expovariate(20.0), self._write, CoreLease(lease._acquired), base
+                )
             me.sleep(length / 2)
             if rng.random() < 0.3:
                 lease.ensure_held()
@@ -490,7 +491,7 @@ class Threads(MachineSimulation):
         was = lease.lost
         with self._block(lock) as again:
             # An operator's break may be on its way, and a server that forgets grants anew.
-            unsure = self.checkers.forgetful or lease._core._request.id in self.checkers.excused
+            unsure = self.checkers.forgetful or lease._request.id in self.checkers.excused
             if was is not None or not (again.token == lease.token or unsure):
                 self.checkers.wrong("again", f"{again!r} is not the hold of {lease!r}")
             self._hold_in_thread(again, lock)
@@ -601,15 +602,15 @@ class Threads(MachineSimulation):
                 if run.first:
                     assert lease is not None
                     try:
-                        self._hold_in_thread(lease, once._lock)
+                        self._hold_in_thread(lease, once)
                         if rng.random() < habits.failing:
                             raise BodyFailed
                         run.result = rng.choice((f"of {lease.token}", b"done", None))
                     except BaseException:
-                        checkers.failed.add(lease._core._request.id)
+                        checkers.failed.add(lease._request.id)
                         raise
             if lease is not None:
-                checkers.confirmed(base, lease._core, run.result)
+                checkers.confirmed(base, CoreLease(lease._acquired), run.result)
             else:
                 checkers.given(base, run.result, entered)
 

@@ -18,7 +18,7 @@ import pytest
 
 from aiodlock import sync
 from aiodlock._clock import now
-from aiodlock.sync import _blocks
+from aiodlock.sync import _holds
 
 from ..servers import Store
 from .conftest import InThread, MakeSync, end_and_take, until, until_extended, waiters
@@ -235,7 +235,7 @@ def test_a_hold_that_nobody_references_is_told_of_after_three_ttls(
         return [one.message for one in caplog.records if "max_hold" in one.message]
 
     assert not told()
-    monkeypatch.setattr(_blocks, "now", later)
+    monkeypatch.setattr(_holds, "now", later)
     until(lambda: len(looks) >= 3)
     assert len(told()) == 1
     assert "'x'" in told()[0]
@@ -351,6 +351,38 @@ def test_a_lease_that_threads_enter_together_is_the_body_of_one(
     for done in [in_thread(enter) for _ in range(4)]:
         done.result(60)
     assert len(refused) == 3
+
+
+def test_of_two_threads_that_enter_a_lease_in_one_moment_one_is_refused(
+    threads: sync.Client, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have begun to enter it, and neither is inside yet."""
+    lease, both, leave = threads.lock("x").acquire(), threading.Barrier(2), threading.Event()
+    told: list[str] = []
+    mark = _holds.Here.mark
+
+    def mark_together(me: _holds.Here) -> _holds.Mark:
+        both.wait(30)
+        return mark(me)
+
+    def enter() -> None:
+        try:
+            with lease:
+                told.append("inside")
+                leave.wait(60)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    monkeypatch.setattr(_holds.Here, "mark", mark_together)
+    entered = [in_thread(enter), in_thread(enter)]
+    until(lambda: len(told) == 2)
+    assert "inside" in told
+    assert any("another thread" in one for one in told)
+    assert lease.held
+    leave.set()
+    for done in entered:
+        done.result(60)
+    assert not lease.held
 
 
 async def test_a_thread_with_a_running_loop_gets_advice() -> None:

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from aiodlock import sync
-from aiodlock.sync._blocks import Entered, here
+from aiodlock.sync._block import Entered
+from aiodlock.sync._holds import here
 
 Block: TypeAlias = AbstractContextManager[Any]
 
@@ -116,14 +117,16 @@ def test_once_that_is_done_already_is_left_when_it_is_interrupted_at_any_step(
     for number in itertools.count(1):
         if not run(once, number):
             break
-        assert not once._entered._open
+        assert not len(once._entered)
     assert number > 15
 
 
 def entered_meanwhile(at: int) -> bool:
     """Undo a block, and enter another one at that instruction; return whether there was such a one."""
-    entered: Entered[Any] = Entered()
-    undone, other, steps = object(), object(), 0
+    entered = Entered()
+    undone: Any = object()
+    other: Any = object()
+    steps = 0
     entered.add(undone, sys._getframe())
 
     def step(frame: FrameType, event: str, _: object) -> Any:

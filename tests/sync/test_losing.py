@@ -108,7 +108,7 @@ def test_a_lease_that_is_not_extended_expires(threads: sync.Client) -> None:
 
 def told_in(client: sync.Client) -> int | None:
     """Return the background thread's number."""
-    thread = client._use().portal._thread
+    thread = client._life.use().portal._thread
     return None if thread is None else thread.ident
 
 

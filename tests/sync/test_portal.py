@@ -70,7 +70,7 @@ def test_callback_that_exits_or_stops_the_loop_does_not_end_the_thread(
     threads: sync.Client, how: str
 ) -> None:
     with threads.lock("x"):
-        loop = threads._use().portal.loop
+        loop = threads._life.use().portal.loop
         call: Callable[[], object] = sys.exit if how == "exit" else loop.stop
         loop.call_soon_threadsafe(call)
         with threads.lock("y", timeout=5) as lease:
@@ -81,7 +81,7 @@ def test_call_does_not_wait_for_a_thread_that_is_blocked(make_sync: MakeSync) ->
     client, go_on = make_sync(), threading.Event()
     with client.lock("x"):
         pass
-    client._use().portal.loop.call_soon_threadsafe(go_on.wait, 60)
+    client._life.use().portal.loop.call_soon_threadsafe(go_on.wait, 60)
     started = time.monotonic()
     try:
         with pytest.raises(sync.BackendUnavailable, match="does not turn"):
@@ -97,14 +97,14 @@ def test_another_thread_begins_when_one_is_lost(make_sync: MakeSync) -> None:
     client = make_sync()
     with client.lock("x"):
         pass
-    lost = client._use().portal
+    lost = client._life.use().portal
     lost.stopped = True  # as nothing but the end of a process does
     lost.loop.call_soon_threadsafe(lost.loop.stop)
     until(lambda: lost.ended)
     lost.stopped = False
     with client.lock("y", timeout=5) as lease:
         assert lease.held
-        assert client._use().portal is not lost
+        assert client._life.use().portal is not lost
 
 
 _SIGNALLED = """
@@ -137,7 +137,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 with locks.lock("x", timeout=5):
     pass
 assert [one.name for one in threading.enumerate()].count("aiodlock.sync") == 1
-assert len(locks._runnings) == 1
+assert len(locks._life._runnings) == 1
 """
 
 
@@ -204,11 +204,11 @@ def use_at(client: sync.Client, at: int) -> bool:
             steps += 1
             if steps == at:
                 sys.setprofile(None)
-                client._use()
+                client._life.use()
 
     sys.setprofile(step)
     try:
-        client._use()
+        client._life.use()
     finally:
         sys.setprofile(None)
     return steps >= at
@@ -223,7 +223,7 @@ def test_handler_at_any_step_of_the_first_use(
         monkeypatch.setattr(_portal, "_portals", {})
         client = make_sync()
         reached = use_at(client, at)
-        assert len(client._runnings) == 1
+        assert len(client._life._runnings) == 1
         assert len(_portal._portals) == 1
         with client.lock("x", timeout=5):
             pass
