@@ -314,36 +314,42 @@ def break_lock(
     still be writing. Only the holders that the question named are released: others that came meanwhile
     keep the lock. With `--yes`, whoever holds it loses it. The exit code is 1 if nobody was released.
     """
-    found: LockInfo | None = None
-    if not yes:
-        if not sys.stdin.isatty():
-            print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
-            raise typer.Exit(2)
-        found = _do(_inspect(url, prefix, name, kind))
-        print(f"{name!r} is {_show.who(found) or 'free'}.")
-        if not found.holders and not found.closed:
-            raise typer.Exit(1)
-        typer.confirm("Release it by force, although its holders may be writing?", abort=True)
-
-    async def work() -> int:
-        async with Client(read_source(url), prefix=prefix) as client:
-            shown = None if found is None else [holder.token for holder in found.holders]
-            # What only keeps the name closed has no token.
-            count = await client.break_lock(name, kind=kind, tokens=shown or None)
-            if shown and not count:
-                info = await client.inspect(name, kind=kind)
-                text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
-                print(f"aiodlock: {text}", file=sys.stderr)
-            elif not count:
-                _hint_at(await _others(client, name, kind))
-            return count
-
-    count = _do(work())
+    shown = None if yes else _confirmed(url, prefix, name, kind)
+    count = _do(_break(url, prefix, name, kind, shown))
     if as_json:
         _show.print_json({"name": name, "broken": count})
     else:
         print(f"released {_show.plural(count, 'holder')} of {name!r}")
     raise typer.Exit(0 if count else 1)
+
+
+def _confirmed(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
+    """Show who loses the lock, and ask. Return what was shown."""
+    if not sys.stdin.isatty():
+        print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
+        raise typer.Exit(2)
+    found = _do(_inspect(url, prefix, name, kind))
+    print(f"{name!r} is {_show.who(found) or 'free'}.")
+    if not found.holders and not found.closed:
+        raise typer.Exit(1)
+    # Outside of an event loop, which would keep Ctrl-C to itself.
+    typer.confirm("Release it by force, although its holders may be writing?", abort=True)
+    return found
+
+
+async def _break(url: str, prefix: str, name: str, kind: Kind, found: LockInfo | None) -> int:
+    """Release the holders that were shown, or with None whoever holds; say why nobody was released."""
+    shown = None if found is None else [holder.token for holder in found.holders]
+    async with Client(read_source(url), prefix=prefix) as client:
+        # What only keeps the name closed has no token.
+        count = await client.break_lock(name, kind=kind, tokens=shown or None)
+        if shown and not count:
+            info = await client.inspect(name, kind=kind)
+            text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
+            print(f"aiodlock: {text}", file=sys.stderr)
+        elif not count:
+            _hint_at(await _others(client, name, kind))
+        return count
 
 
 @app.command()
