@@ -2,7 +2,8 @@
 
 A server that is far takes as long to accept a connection as to answer, and one that is dark never does:
 nobody can tell them apart in time. So a slow one is dialled further, and the next one beside it. The first
-connection is used, and the others are given up.
+connection is tried, and the dials beside it go on until one has served: the nearest server may be one that
+must not be used, and it would be the first each time.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class Dialled(NamedTuple, Generic[ConnectionT]):
 
 
 class Dialer(Generic[ConnectionT]):
-    """Dials servers in turn.
+    """Dials servers in turn. Whoever uses it has to ``stop`` it.
 
     Mutable state: ``patience`` (with one that is dialled alone), ``addresses`` (of all of them), ``_hosts``
-    (the next one first).
+    (the next one first), ``_dials`` (on their way), ``_came`` (connections that were not tried yet),
+    ``_failures`` (of the dials, in this ``open``).
     """
 
     def __init__(
@@ -53,6 +55,9 @@ class Dialer(Generic[ConnectionT]):
         self._hosts = deque(hosts)
         self._dial = dial
         self._give_up = give_up
+        self._dials: dict[asyncio.Task[None], Host] = {}
+        self._came: deque[Dialled[ConnectionT]] = deque()
+        self._failures: list[Exception] = []
 
     @property
     def number(self) -> int:
@@ -60,58 +65,60 @@ class Dialer(Generic[ConnectionT]):
         return max(len(self._hosts), self.addresses.number)
 
     async def open(self, within: float) -> Dialled[ConnectionT]:
-        """Return the first connection. Each place is dialled once.
+        """Return the next connection. Each place is dialled once, unless it is being dialled already.
 
         :param within: how long each is dialled at most (seconds).
         :raises Exception: what the last one failed with, if all have.
         """
-        first: asyncio.Future[Dialled[ConnectionT]] = asyncio.get_running_loop().create_future()
-        failures: list[Exception] = []
-        dials: set[asyncio.Task[None]] = set()
-        dialled, beside = 0, self.patience.learned
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while not first.done() and (dials or dialled < self.number):
-                    if dialled < self.number:
-                        dialled += 1
-                        dials.add(tasks.create_task(self._dial_next(within, first, failures)))
-                    _, dials = await asyncio.wait(
-                        dials, timeout=beside, return_when=asyncio.FIRST_COMPLETED
-                    )
-                for dial in dials:
-                    dial.cancel()
-        except BaseException:
-            if first.done():
-                self._give_up(first.result().connection)
-            raise
-        if first.done():
-            return first.result()
-        if isinstance(failures[-1], TimeoutError):
+        self._failures = []
+        dialled, beside = len(self._dials), self.patience.usual
+        while not self._came and (self._dials or dialled < self.number):
+            if self._dials:
+                await asyncio.wait(self._dials, timeout=beside, return_when=asyncio.FIRST_COMPLETED)
+            if not self._came and dialled < self.number:
+                dialled += 1
+                self._dial_next(within)
+        if self._came:
+            return self._came.popleft()
+        if any(isinstance(failed, TimeoutError) for failed in self._failures):
             self.patience.ran_out()
-        raise failures[-1]
+        raise self._failures[-1]
 
-    async def _dial_next(
-        self,
-        within: float,
-        first: asyncio.Future[Dialled[ConnectionT]],
-        failures: list[Exception],
-    ) -> None:
-        host = self._hosts[0]
-        self._hosts.rotate(-1)
+    def served(self, dialled: Dialled[ConnectionT]) -> None:
+        """This connection is used: nobody needs another one."""
+        self.addresses.served(dialled.address)
+        self.stop()
+
+    def stop(self) -> None:
+        """Dial no more, and close what nobody has taken."""
+        for dial in self._dials:
+            dial.cancel()
+        self._dials.clear()
+        while self._came:
+            self._give_up(self._came.popleft().connection)
+
+    def _dial_next(self, within: float) -> None:
+        dialled = self._dials.values()
+        host = next((host for host in self._hosts if host not in dialled), self._hosts[0])
+        self._put_last(host)
+        dial = asyncio.get_running_loop().create_task(self._dial_host(host, within))
+        self._dials[dial] = host
+        dial.add_done_callback(lambda _: self._dials.pop(dial, None))
+
+    async def _dial_host(self, host: Host, within: float) -> None:
         began = now()
         try:
             async with asyncio.timeout(within):
                 address = await self.addresses.choose(*host)
                 connection = await self._dial(host, address)
         except Exception as failed:
-            failures.append(failed)
+            self._failures.append(failed)
             return
         took = now() - began
         self.patience.answered(took)
-        if first.done():  # another one was faster by a moment
-            self._give_up(connection)
-            return
-        first.set_result(Dialled(host, address, connection, took))
-        # When it is lost, it is the last one to be dialled again.
+        self._came.append(Dialled(host, address, connection, took))
+        self._put_last(host)  # when it is lost, it is the last one to be dialled again
+
+    def _put_last(self, host: Host) -> None:
         self._hosts.remove(host)
         self._hosts.append(host)

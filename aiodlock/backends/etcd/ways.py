@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import cast
 
 import anyio
@@ -130,8 +131,11 @@ class Ways:
                 way.endpoint = self.endpoint = self._endpoints[dialled.host]
                 self._connected(dialled.took)
                 way.serving = tasks.create_task(self._serve(way, dialled, within))
+                # What is cancelled before it begins closes nothing.
+                way.serving.add_done_callback(partial(_close, dialled.connection))
                 await asyncio.wait({way.over})
         finally:
+            self._dialer.stop()
             self.present = None
 
     async def _dial(self, host: Host, address: str) -> Connection:
@@ -142,12 +146,12 @@ class Ways:
         self, way: Way, dialled: Dialled[Connection], within: Callable[[], float]
     ) -> None:
         """Examine what answers, and keep the connection until another endpoint is used."""
-        connection, addresses = dialled.connection, self._dialer.addresses
-        addresses.served(dialled.address)
+        connection = dialled.connection
         try:
             try:
                 await self._examine(way, connection)
                 way.connection.set_result(connection)
+                self._dialer.served(dialled)
                 await asyncio.wait(
                     (cast("asyncio.Future[object]", connection.over), way.over),
                     return_when=asyncio.FIRST_COMPLETED,
@@ -158,8 +162,8 @@ class Ways:
                 self.switch(way, failed)
             await connection.until_idle(within())  # late answers tell how slow the cluster is
         finally:
-            addresses.lost(dialled.address)
-            connection.close(Lost("the client has closed the connection"))
+            self._dialer.addresses.lost(dialled.address)
+            _close(connection)
             with anyio.CancelScope(shield=True):
                 await connection.until_closed(_CLOSE_WITHIN)
 
@@ -187,6 +191,10 @@ class Ways:
         self.generation += 1
         self.present = Way(max(0.0, delay))
         self._given_up(error, around)
+
+
+def _close(connection: Connection, _: object = None) -> None:
+    connection.close(Lost("the client has closed the connection"))
 
 
 def _host(endpoint: str) -> Host:

@@ -167,8 +167,12 @@ class Servers:
             connection.on_frames = lambda: None
         self._failures = 0
         self._patience.answered(now() - began)
-        self._dialer.addresses.served(dialled.address)
+        self._dialer.served(dialled)
         return connection
+
+    def stop(self) -> None:
+        """Dial nobody any more."""
+        self._dialer.stop()
 
     async def _dial(self, host: Host, address: str) -> Connection:
         return await self._connect(host, address, self._on_event, self._on_commit)

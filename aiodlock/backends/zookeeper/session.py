@@ -52,8 +52,9 @@ class Session:
     there is no connection, and with None when there is one), ``failure``; ``_welcome`` (the session, as the
     servers granted it last), ``_number`` (of the present session), ``_pace``, ``_answers`` (patience with
     writes), ``_connection`` (None while there is none, or it is not ready), ``_up`` (resolved while there
-    is one), ``_seen`` (the newest transaction that the last connection told of), ``_running``,
-    ``_beating`` (the heartbeat on its way), ``_transactions`` (of this turn of the loop).
+    is one), ``_down_since`` and ``_telling`` (from when on there is none, and what tells so again),
+    ``_seen`` (the newest transaction that the last connection told of), ``_running``, ``_beating`` (the
+    heartbeat on its way), ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class Session:
         self._connection: Connection | None = None
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen = 0
+        self._down_since = 0.0
+        self._telling: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[Any] | None = None
         self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
         self._transactions = Transactions()
@@ -215,7 +218,7 @@ class Session:
         :raises BackendError: when the servers do not accept the client, and it was never up.
         """
         self._running = asyncio.current_task()
-        pause, down_since = _FIRST_PAUSE, now()
+        pause, self._down_since = _FIRST_PAUSE, now()
         try:
             while True:
                 try:
@@ -227,13 +230,12 @@ class Session:
                     self.failure = _worded(failed)
                     if in_use and self._servers.all_failed:
                         self.told(self.failure)
-                    self._tell_down(now() - down_since)
+                    self._tell_down()
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pace.pause))
                     continue
                 pause, in_use = _FIRST_PAUSE, True
                 await self._beat(connection)
-                down_since = now()
                 self._on_down()
         finally:
             await self._close()
@@ -292,6 +294,7 @@ class Session:
 
     def _on_ready(self, connection: Connection) -> None:
         self._connection, self.failure = connection, None
+        self._tell_no_more()
         self.told(None)
         if not self._up.done():
             self._up.set_result(None)
@@ -303,13 +306,22 @@ class Session:
             self._seen = connection.last_zxid
             self._servers.lost(connection)
         self._up = asyncio.get_running_loop().create_future()
-        self._tell_down(0.0)
+        self._down_since = now()
+        self._tell_down()
 
-    def _tell_down(self, silent: float) -> None:
+    def _tell_down(self) -> None:
+        """Tell the members now, and again until there is a connection: to dial may take long."""
+        self._tell_no_more()
         if self.members:
             error = self._unavailable()
             error.__cause__ = self.failure
-            self.members.on_down(error, silent)
+            self.members.on_down(error, now() - self._down_since)
+        loop = asyncio.get_running_loop()
+        self._telling = loop.call_later(_LONGEST_PAUSE, self._tell_down)
+
+    def _tell_no_more(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
 
     def _expire(self) -> None:
         """The session is no more, or not to be used any more, and with it whatever lived in it."""
@@ -321,6 +333,8 @@ class Session:
 
     async def _close(self) -> None:
         """End the session: its nodes vanish at once."""
+        self._servers.stop()
+        self._tell_no_more()
         connection = self._connection
         self._transactions.flush()
         self._connection, self.failure = None, BackendUnavailable("the client was closed")

@@ -53,6 +53,66 @@ def test_client_enters_over_a_long_way_and_keeps_its_lease(
     _run(scene, process, use())
 
 
+def test_waiter_is_told_in_time_that_no_server_answers_however_long_they_are_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)
+    scene = ZooKeeperScene(0)
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    told: list[float] = []
+
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        async with aiodlock.Client(scene.url, ttl=40.0, unavailable_after=12.0) as client:
+            async with client.lock("name", timeout=5.0):
+                waiting = asyncio.create_task(client.lock("name", timeout=200.0).acquire())
+                await asyncio.sleep(5.0)
+                for member in scene.ensemble.members:
+                    scene.wire.path(process, scene.ensemble.address(member)).out_blocked = True
+                for stream in scene.wire.streams_of(process):
+                    stream.break_off()
+                began = loop.time()
+                with pytest.raises(BackendUnavailable):
+                    await waiting
+                told.append(loop.time() - began)
+                scene.calm_down()
+
+    _run(scene, process, use())
+    assert told[0] < 13.5
+
+
+@pytest.mark.parametrize("near", [0, 1, 2])
+def test_near_server_that_has_lost_the_others_does_not_keep_off_those_that_are_far(
+    near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used while all is well. Then it accepts connections still, sooner than the others do."""
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)
+    scene = ZooKeeperScene(0)
+    ensemble = scene.ensemble
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    far = [other for other in range(3) if other != near]
+    paths = [scene.wire.path(process, ensemble.address(ensemble.members[other])) for other in far]
+    for path in paths:
+        path.out_blocked = path.in_blocked = True
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=40.0) as client:
+            for path in paths:
+                path.calm()
+                path.latency = lambda: 1.1  # type: ignore[method-assign]
+            async with client.lock("before", timeout=60.0) as kept:
+                ensemble.cut.update(frozenset((near, other)) for other in far)
+                await asyncio.sleep(3.0)
+                async with client.lock("after", timeout=60.0):
+                    pass
+                await asyncio.sleep(60.0)
+                assert kept.held
+
+    _run(scene, process, use())
+
+
 def test_member_that_is_being_examined_is_not_left_for_one_that_was_dialled_before() -> None:
     """The far one was dialled first, and its connection comes last: the near one is used."""
     scene = EtcdScene(0)
