@@ -45,16 +45,19 @@ class Dialer(Generic[ConnectionT]):
         patience: Patience,
         dial: Callable[[Host, str], Awaitable[ConnectionT]],
         give_up: Callable[[ConnectionT], object],
+        failed: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         """
         :param dial: connects to a host, at one of its addresses.
         :param give_up: closes a connection that nobody needs.
+        :param failed: is told why a dial fails, also while others go on; not of silence.
         """
         self.patience: Patience = patience
         self.addresses: Addresses = Addresses()
         self._hosts = deque(hosts)
         self._dial = dial
         self._give_up = give_up
+        self._failed = failed
         self._dials: dict[asyncio.Task[None], Host] = {}
         self._came: deque[Dialled[ConnectionT]] = deque()
         self._failures: list[Exception] = []
@@ -68,7 +71,7 @@ class Dialer(Generic[ConnectionT]):
         """Return the next connection. Each place is dialled once, unless it is being dialled already.
 
         :param within: how long each is dialled at most (seconds).
-        :raises Exception: what the last one failed with, if all have.
+        :raises Exception: what the last one failed with, if all have; silence only if none tells more.
         """
         self._failures = []
         dialled, beside = len(self._dials), self.patience.usual
@@ -80,9 +83,11 @@ class Dialer(Generic[ConnectionT]):
                 self._dial_next(within)
         if self._came:
             return self._came.popleft()
-        if any(isinstance(failed, TimeoutError) for failed in self._failures):
+        silent = [failed for failed in self._failures if isinstance(failed, TimeoutError)]
+        if silent:
             self.patience.ran_out()
-        raise self._failures[-1]
+        told = [failed for failed in self._failures if failed not in silent]
+        raise (told or silent)[-1]
 
     def served(self, dialled: Dialled[ConnectionT]) -> None:
         """This connection is used: nobody needs another one."""
@@ -113,6 +118,8 @@ class Dialer(Generic[ConnectionT]):
                 connection = await self._dial(host, address)
         except Exception as failed:
             self._failures.append(failed)
+            if not isinstance(failed, TimeoutError):
+                self._failed(failed)
             return
         took = now() - began
         self.patience.answered(took)

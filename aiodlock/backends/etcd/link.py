@@ -108,6 +108,7 @@ class Link:
             connected=self._answers.connected,
             examine=self._examine,
             given_up=self._on_given_up,
+            unreached=self._on_unreached,
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()
@@ -217,6 +218,9 @@ class Link:
         self.failure = error
         if generation == self.generation and (way := self._ways.present) is not None:
             self._ways.switch(way, error)
+
+    def _on_unreached(self, error: Exception) -> None:
+        self.failure = error
 
     def _on_given_up(self, error: Exception, around: int) -> None:
         self.failure = error

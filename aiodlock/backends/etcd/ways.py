@@ -82,12 +82,14 @@ class Ways:
         connected: Callable[[float], object],
         examine: Callable[[Way, Connection], Awaitable[object]],
         given_up: Callable[[Exception, int], object],
+        unreached: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         """
         :param connected: is called when there is a connection, with how long it took (seconds).
         :param examine: raises BackendError if a connection must not be used.
         :param given_up: is called when an endpoint was given up, with the reason and how often all of them
             were since the last answer.
+        :param unreached: is told why an endpoint could not be reached; others may still be dialled.
         """
         self.present: Way | None = None
         self.generation: int = 0
@@ -104,6 +106,7 @@ class Ways:
             Patience(_CONNECT_WITHIN, _LONGEST_CONNECT),
             self._dial,
             lambda connection: connection.close(Lost("another endpoint was faster")),
+            lambda failed: unreached(self._reason(failed)),
         )
         self._endpoints = dict(zip(hosts, endpoints, strict=True))
         self._switches = 0
@@ -122,8 +125,7 @@ class Ways:
                 try:
                     dialled = await self._dialer.open(_LONGEST_CONNECT)
                 except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
-                    why = f"{self._described} cannot be reached: {str(failed) or 'no answer'}"
-                    self.switch(way, BackendUnavailable(why), tried=self._dialer.number)
+                    self.switch(way, self._reason(failed), tried=self._dialer.number)
                     continue
                 if way is not self.present:
                     dialled.connection.close(Lost("another endpoint is used"))
@@ -137,6 +139,10 @@ class Ways:
         finally:
             self._dialer.stop()
             self.present = None
+
+    def _reason(self, failed: Exception) -> BackendUnavailable:
+        why = str(failed) or "no answer"
+        return BackendUnavailable(f"{self._described} cannot be reached: {why}")
 
     async def _dial(self, host: Host, address: str) -> Connection:
         context = None if self._tls is None else await self._tls.get_context()

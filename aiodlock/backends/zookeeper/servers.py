@@ -85,8 +85,12 @@ class Servers:
         acquaintance: Acquaintance,
         on_event: Callable[[jute.Event], None],
         on_commit: Callable[[float], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
-        """:param acquaintance: what all sessions of the client know of the servers."""
+        """
+        :param acquaintance: what all sessions of the client know of the servers.
+        :param on_failure: is told why a server could not be reached; others may still be dialled.
+        """
         self.further: Further = Further()
         self._ensemble = ensemble
         self._acquaintance = acquaintance
@@ -99,6 +103,7 @@ class Servers:
             Patience(_WITHIN, _LONGEST),
             self._dial,
             lambda connection: connection.abort(BackendUnavailable("another server was faster")),
+            on_failure,
         )
         self._failures = 0
         self._patience = Patience(_WITHIN, _LONGEST)
@@ -140,7 +145,7 @@ class Servers:
         # The way there and back: whoever is that far may be as slow to answer.
         first, longest = max(first, 2 * took), max(longest, 2 * took)
         began, loop = now(), asyncio.get_running_loop()
-        self.further.reach(1, took)
+        self.further.reach(1)  # the machine has answered; whether a server does has to be seen
         try:
             async with asyncio.timeout(first) as limit:
 

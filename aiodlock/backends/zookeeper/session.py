@@ -78,7 +78,11 @@ class Session:
             ensemble.described, silence=0.0, may_hold=lambda: now() < self.lifetime.deadline
         )
         self._servers = Servers(
-            ensemble, self._acquaintance, self.watches.on_event, self._on_commit
+            ensemble,
+            self._acquaintance,
+            self.watches.on_event,
+            self._on_commit,
+            self._on_failure,
         )
         self._welcome = NO_SESSION
         self._number = 0
@@ -105,7 +109,7 @@ class Session:
 
     @property
     def granted(self) -> float:
-        """The timeout that the servers granted (seconds); 0 before."""
+        """The timeout that the servers granted (seconds); 0 without a session, which is never ``is_up``."""
         return self._welcome.timeout / 1000
 
     @property
@@ -227,7 +231,7 @@ class Session:
                     refused = isinstance(failed, BackendError)
                     if refused and not isinstance(failed, BackendUnavailable) and not in_use:
                         raise
-                    self.failure = _worded(failed)
+                    self._on_failure(failed)
                     if in_use and self._servers.all_failed:
                         self.told(self.failure)
                     self._tell_down()
@@ -299,6 +303,9 @@ class Session:
         if not self._up.done():
             self._up.set_result(None)
         self.members.on_up()
+
+    def _on_failure(self, failed: Exception) -> None:
+        self.failure = _worded(failed)
 
     def _on_down(self) -> None:
         connection, self._connection = self._connection, None

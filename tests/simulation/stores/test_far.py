@@ -82,6 +82,53 @@ def test_waiter_is_told_in_time_that_no_server_answers_however_long_they_are_dia
     assert told[0] < 13.5
 
 
+@pytest.mark.parametrize(("kind", "port"), [(EtcdScene, 2379), (ZooKeeperScene, 2181)])
+def test_reason_of_one_server_is_told_although_the_others_are_dark(
+    kind: type[Scene], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)
+    scene = kind(0)
+    ensemble: Any = scene.ensemble  # type: ignore[attr-defined]
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    refusing, *dark = [ensemble.address(member) for member in ensemble.members]
+    del scene.wire.listening[refusing, port]
+    for address in dark:
+        scene.wire.path(process, address).out_blocked = True
+
+    async def use() -> None:
+        with pytest.raises(BackendUnavailable, match="nobody listens at"):
+            async with aiodlock.Client(scene.url, ttl=40.0):
+                pass
+
+    _run(scene, process, use())
+
+
+def test_server_that_accepts_late_and_says_nothing_is_waited_for_no_longer_than_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five seconds after it has accepted, and not once more for as long as that took."""
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)
+    scene = ZooKeeperScene(0)
+    process = Process(scene.world, "far")
+    process.loop.wire = scene.wire
+    for member in scene.ensemble.members:
+        address = scene.ensemble.address(member)
+        scene.wire.path(process, address).latency = lambda: 2.2  # type: ignore[method-assign]
+        member.paused = True
+    waited: list[float] = []
+
+    async def use() -> None:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(BackendUnavailable):
+            async with aiodlock.Client(scene.url, ttl=40.0):
+                pass
+        waited.append(asyncio.get_running_loop().time() - began)
+
+    _run(scene, process, use())
+    assert waited[0] < 10.0
+
+
 @pytest.mark.parametrize("near", [0, 1, 2])
 def test_near_server_that_has_lost_the_others_does_not_keep_off_those_that_are_far(
     near: int, monkeypatch: pytest.MonkeyPatch
