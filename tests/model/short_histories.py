@@ -1,4 +1,4 @@
-"""Histories by hand for the short way in PostgreSQL: each of its conditions decides in one of them.
+"""Histories by hand for the short ways in PostgreSQL: each of their conditions decides in one of them.
 
 A call that carries an acquire and a leave is by who leaves.
 """
@@ -36,6 +36,183 @@ LINGER = ("a%20note", "someone", "0", "linger")
 HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
     "one after the other": [
         (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "short", [ask("c")]),
+        (3, "short", [ask("d")]),
+        (3, "general", [end("stranger")]),
+        (4, "short", [end("a")]),
+        (5, "short", [ask("e"), end("b")]),
+        (6, "short", [ask("d2", mode="s"), end("c")]),
+        (7, "short", [end("d")]),
+        (8, "general", [ask("g"), end("stranger")]),
+    ],
+    "free after the general way": [
+        (0, "general", [ask("a", delay=1)]),
+        (1, "general", [end("a")]),
+        (2, "short", [ask("b")]),
+    ],
+    "the same client": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("a2")]),
+        (2, "short", [end("a")]),
+        (3, "general", [ask("a3"), end("a2")]),
+        (4, "short", [ask("a4")]),
+        (5, "short", [end("a3", end="lost")]),
+        (6, "short", [end("a4", end="lost")]),
+        (6, "general", [end("a4")]),
+    ],
+    "two at one moment": [
+        (0, "short", [ask("a")]),
+        (0, "short", [end("a")]),
+        (0, "general", [ask("b")]),
+        (0, "general", [ask("b")]),
+        (0, "short", [ask("c")]),
+        (0, "short", [ask("d")]),
+        (0, "short", [ask("e"), end("b")]),
+    ],
+    "a stranger leaves": [(0, "short", [ask("a")]), (1, "general", [end("b")])],
+    "too late": [(0, "short", [ask("a")]), (31, "general", [end("a")])],
+    "too late, and others wait": [
+        (0, "short", [ask("a")]),
+        (25, "short", [ask("b")]),
+        (31, "general", [end("a")]),
+    ],
+    "a dead holder": [(0, "short", [ask("a")]), (31, "general", [ask("b")])],
+    "a holder whose clock was set back": [(0, "short", [ask("a")]), (-5, "general", [ask("b")])],
+    "the holder's owner": [
+        (0, "short", [ask("a", owner="uA")]),
+        (1, "general", [ask("b", owner="uA")]),
+    ],
+    "the holder's owner beside its leave": [
+        (0, "short", [ask("a", owner="uA")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c", owner="uA"), end("a")]),
+    ],
+    "the first waiter's owner beside a leave": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b", owner="uA")]),
+        (2, "general", [ask("c", owner="uA"), end("a")]),
+    ],
+    "two waiters of one owner": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b", owner="uA")]),
+        (2, "short", [ask("c", owner="uA")]),
+        (3, "general", [end("a")]),
+    ],
+    "the holder with another owner": [
+        (0, "short", [ask("a")]),
+        (1, "general", [ask("a", owner="uA")]),
+        (2, "short", [ask("b")]),
+        (3, "general", [ask("a", owner="uA"), end("a")]),
+    ],
+    "one that lingers": [(0, "short", [ask("a", *LINGER)]), (1, "general", [ask("b")])],
+    "a waiter that lingers": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b", *LINGER)]),
+        (2, "general", [end("a")]),
+    ],
+    "readers": [
+        (0, "short", [ask("a", mode="s")]),
+        (1, "general", [ask("b", mode="s")]),
+        (2, "general", [end("a")]),
+        (3, "short", [ask("c")]),
+        (4, "short", [end("b")]),
+        (5, "short", [ask("d", mode="s")]),
+        (6, "short", [ask("e", mode="s")]),
+        (7, "general", [end("c")]),
+    ],
+    "one that does not wait": [
+        (0, "short", [ask("a")]),
+        (1, "general", [ask("b", patience="nowait")]),
+        (2, "short", [ask("c")]),
+        (3, "general", [ask("d", patience="nowait"), end("a")]),
+    ],
+    "a dead waiter": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (12, "general", [ask("c")]),
+    ],
+    "a dead waiter whose turn it is": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (12, "general", [end("a")]),
+    ],
+    "a dead waiter behind the first": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b", length=25)]),
+        (2, "short", [ask("c")]),
+        (13, "general", [end("a")]),
+    ],
+    "a waiter whose clock was set back": [
+        (0, "short", [ask("a")]),
+        (20, "short", [ask("b")]),
+        (10, "general", [ask("c")]),
+    ],
+    "its turn, and its clock was set back": [
+        (0, "short", [ask("a")]),
+        (20, "short", [ask("b")]),
+        (10, "general", [end("a")]),
+    ],
+    "a second waiter whose clock was set back": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b", length=30)]),
+        (20, "short", [ask("c")]),
+        (10, "general", [end("a")]),
+    ],
+    "a second waiter that has to look earlier": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (10, "short", [ask("c")]),
+        (10.5, "general", [end("a")]),
+    ],
+    "one in front that has to look earlier": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (10, "general", [ask("c"), end("a")]),
+    ],
+    "longer leases": [
+        (0, "short", [ask("a")]),
+        (1, "general", [ask("b", ttl=40)]),
+        (2, "general", [ask("c", ttl=50), end("a")]),
+        (3, "general", [end("c")]),
+        (4, "short", [end("b")]),
+        (5, "general", [ask("d", ttl=60)]),
+    ],
+    "a waiter with a lock-delay": [
+        (0, "short", [ask("a")]),
+        (1, "general", [ask("b", delay=500)]),
+        (2, "general", [end("a")]),
+    ],
+    "a waiter with a hold": [
+        (0, "short", [ask("a")]),
+        (1, "general", [ask("b", "", "", "5000", "later")]),
+        (2, "general", [end("a")]),
+    ],
+    "a request that waits, again": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "short", [ask("c")]),
+        (3, "general", [ask("c")]),
+        (4, "general", [ask("c"), end("a")]),
+    ],
+    # The holder was a waiter: its lease is not clamped by a clock that is set back a little.
+    "one that left, and the clock was set back": [
+        (0, "general", [end("gone", marker=60)]),
+        (1, "general", [ask("a", ttl=120)]),
+        (55, "general", [ask("b", length=20)]),
+        (61, "general", [end("a")]),
+        (58, "general", [ask("gone")]),
+    ],
+    "one that left, beside a leave, and the clock was set back": [
+        (0, "general", [end("gone", marker=60)]),
+        (1, "general", [ask("a", ttl=120)]),
+        (55, "general", [ask("b", length=20)]),
+        (56, "general", [ask("c", length=20)]),
+        (61, "general", [end("a")]),
+        (58, "general", [ask("gone"), end("b")]),
+    ],
+    "one after the other, extended": [
+        (0, "short", [ask("a")]),
         (1, "short", [extend("a")]),
         (2, "short", [end("a")]),
         (3, "short", [ask("b", *LINGER)]),
@@ -47,20 +224,10 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
     ],
     "others wait": [
         (0, "short", [ask("a")]),
-        (1, "general", [ask("b")]),
+        (1, "short", [ask("b")]),
         (2, "short", [extend("a")]),
-        (3, "general", [end("a")]),
+        (3, "short", [end("a")]),
         (4, "short", [end("b")]),
-    ],
-    "an acquire and a leave": [
-        (0, "short", [ask("a")]),
-        (1, "general", [ask("b"), end("a")]),
-        (2, "short", [end("b")]),
-    ],
-    "two at one moment": [
-        (0, "short", [ask("a")]),
-        (0, "short", [end("a")]),
-        (0, "general", [ask("b")]),
     ],
     "strangers": [
         (0, "short", [ask("a")]),
@@ -68,19 +235,11 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
         (2, "general", [extend("b")]),
         (3, "short", [end("a")]),
     ],
-    "too late": [(0, "short", [ask("a")]), (31, "general", [end("a")])],
     "extended too late": [(0, "short", [ask("a")]), (31, "general", [extend("a")])],
-    "a dead holder": [(0, "short", [ask("a")]), (31, "general", [ask("b")])],
     "a clock that was set back": [
         (0, "short", [ask("a")]),
         (-1, "general", [extend("a")]),
         (-1, "short", [extend("a")]),
-    ],
-    "readers": [
-        (0, "short", [ask("a", mode="s")]),
-        (1, "general", [ask("b", mode="s")]),
-        (2, "general", [end("a")]),
-        (3, "short", [end("b")]),
     ],
     "a lock-delay": [
         (0, "general", [ask("a", delay=1)]),
@@ -90,7 +249,7 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
     "a hold": [(0, "general", [ask("a", "", "", "5000", "later")])],
     "a semaphore": [(0, "general", [ask("a", mode="s3")])],
     "a limit that is to be in use": [(0, "general", [ask("a", "", "", "0", "resize", mode="s3")])],
-    "longer leases": [
+    "longer leases, extended": [
         (0, "general", [ask("a", ttl=40)]),
         (1, "short", [end("a")]),
         (2, "short", [ask("b", ttl=40)]),
@@ -111,5 +270,30 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
         (0, "short", [ask("a")]),
         (1, "general", [end("a", end="recorded\t60000\tfine")]),
         (2, "general", [ask("b")]),
+    ],
+    "a hand-over beside a lock-delay": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c", delay=1), end("a")]),
+    ],
+    "a hand-over beside a hold": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c", "", "", "5000", "later"), end("a")]),
+    ],
+    "a hand-over beside a semaphore": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c", mode="s3"), end("a")]),
+    ],
+    "a hand-over beside a marker": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c"), end("a", marker=60)]),
+    ],
+    "a hand-over beside a grant that was not used": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c"), end("a", end="unused")]),
     ],
 }

@@ -39,19 +39,32 @@ from (select) one left join lateral (
 """
 _CLEAR = "; ".join(f"delete from aiodlock.{table}" for table in _TABLES)
 _names = count()
-#: How a message is carried out: by the short way if it can be, or by the general one.
-WAYS = ("short", "general")
-_SHORT = "answer := aiodlock.short_way(caller, retention, s.now_us, ops[step], f);"
-_EITHER = f"""
-if current_setting('aiodlock.way', true) is distinct from 'general' then {_SHORT} end if;
-perform set_config('aiodlock.went', case when answer is null then 'general' else 'short' end, false);
+#: How messages are carried out: by a short way if they can be, by that of many messages, or by the general
+#: one.
+WAYS = ("short", "many", "general")
+_BEGIN = """{}
+begin
+  perform set_config('aiodlock.went', 'short', false);
+  if current_setting('aiodlock.way', true) = 'general' then
+    return aiodlock.general_way(caller, retention, messages);
+  elsif current_setting('aiodlock.way', true) = 'many' then
+    return aiodlock.many(caller, retention, messages);
+  end if;
+"""
+_GENERAL_BEGIN = """{}
+begin
+  perform set_config('aiodlock.went', 'general', false);
 """
 
 
 def with_ways(statements: str) -> str:
     """Return statements by which a setting of the session says which way is gone, and another which was."""
-    assert statements.count(_SHORT) == 1
-    return statements.replace(_SHORT, _EITHER)
+    for function, begin in (("turn", _BEGIN), ("general_way", _GENERAL_BEGIN)):
+        before, name, rest = statements.partition(f"create function aiodlock.{function}(")
+        declared, _, body = rest.partition("\nbegin\n")
+        assert "$$;" not in declared
+        statements = before + name + begin.format(declared) + body
+    return statements
 
 
 class Database:

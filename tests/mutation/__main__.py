@@ -104,10 +104,10 @@ _SUBJECTS = {
         ),
         "contract/",
         blind={
-            _GENERAL: f"short_way|{_BESIDE}",
+            _GENERAL: f"queue_behind|hand_over|many|rows_of|{_BESIDE}",
             _BY_TURNS: _BESIDE,
             _SHORT: _BESIDE,
-            _SWEPT: "turn|short_way",
+            _SWEPT: "turn|queue_behind|hand_over|many|rows_of",
         },
         servers=("postgres",),
     ),

@@ -2,8 +2,8 @@
 --
 -- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@, @version@, and @called@, which is
 -- the language, the rights and the settings of the functions that clients call.
--- Every decision is made and written in one call of `turn`: it reads a name, passes its messages to the function of each verb,
--- and writes the name. A short way for the most common cases stands in front. Calls about the same name wait for each other at
+-- Every decision is made and written in one call of `turn`: short ways for the most common cases stand in front, and the general way
+-- reads a name, passes its messages to the function of each verb, and writes the name. Calls about the same name wait for each other at
 -- an advisory lock; the clock is read behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
 -- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
@@ -179,9 +179,12 @@ begin
   )::aiodlock.holder];
 end $$;
 
--- What `holders_of` reads of a lone holder.
+-- What `holders_of` reads of a lone holder. Not by `concat_ws`, which is not immutable: then this would not be inlined, but
+-- planned at each call.
 create function aiodlock.lone_words(h aiodlock.holder) returns text language sql immutable as $$
-  select coalesce(concat_ws(E'\t', h.client, '', '', '', h.mode, h.owner, '', '', '', '', h.note, h.description), '')
+  select coalesce(
+    h.client || E'\t\t\t\t' || h.mode || E'\t' || h.owner || E'\t\t\t\t\t' || h.note || E'\t' || h.description, ''
+  )
 $$;
 
 -- x excludes all, s excludes x, s3 is one of at most so many as the semaphore has places.
@@ -300,6 +303,8 @@ create type aiodlock.situation as (
 -- Notify a client of something: if it is the caller, behind the answers. Returns what the caller hears.
 create function aiodlock.say(heard text, caller text, client text, message text) returns text
 language plpgsql volatile as $$
+declare
+  done boolean;
 begin
   if client = caller then
     return coalesce(heard, '') || E'\n' || message;
@@ -307,7 +312,7 @@ begin
     -- The grant may be visible and not at the standby yet: the waiter asks, and the answer waits for the standby.
     message := 'look ' || substr(message, 9);
   end if;
-  perform aiodlock.tell(client, message);
+  done := aiodlock.tell(client, message) is null;  -- PERFORM would run a query
   return heard;
 end $$;
 
@@ -371,42 +376,6 @@ begin
         noted = s.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
       where n.ctid = s.row_at;
   end if;
-end $$;
-
--- The short way for a message whose name is in no other message of its call: one statement decides and writes. A free name is
--- acquired, and the only holder of a name without waiters is extended or releases it. Returns null if there is more to it.
-create function aiodlock.short_way(caller text, retention bigint, now_us bigint, op text, f text[]) returns text
-language plpgsql as $$
-declare
-  now_ms bigint := now_us / 1000;
-  length_ms bigint;
-  answer text;
-begin
-  if f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and (f[12] is null or f[13] = 'linger') then
-    length_ms := f[6]::bigint;
-    update aiodlock.name n set
-        token = now_us, keep_until = greatest(n.keep_until, now_ms + length_ms, now_ms + 1 + retention),
-        lone = f[3], lone_until = now_ms + length_ms, lone_length = length_ms, lone_words = caller || E'\t' || op,
-        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-        and n.lone = '' and n.token < now_us and (not @is_unlogged@ or length_ms <= n.noted)
-      returning 'granted ' || now_us || ' ' || length_ms into answer;
-  elsif f[1] = 'extend' then
-    length_ms := f[4]::bigint;
-    update aiodlock.name n set
-        keep_until = greatest(n.keep_until, now_ms + length_ms), lone_until = now_ms + length_ms, lone_length = length_ms,
-        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-        and n.lone = f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + length_ms
-        and (not @is_unlogged@ or length_ms <= n.noted)
-      returning 'held ' || n.token || ' ' || length_ms into answer;
-  elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
-    update aiodlock.name n set lone = ''
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-        and n.lone = f[3] and n.head = 0 and now_ms < n.lone_until
-      returning 'released' into answer;
-  end if;
-  return answer;
 end $$;
 
 -- Find the record of a request. Then clamp the records if the clock was set back, and drop those that have ended. Both
@@ -525,14 +494,15 @@ end $$;
 create function aiodlock.tell_lingering(s aiodlock.situation, rid text, granted text[]) returns aiodlock.situation
 language plpgsql as $$
 declare
+  holding aiodlock.holder[] := s.holders;
   h aiodlock.holder;
 begin
-  for place in 1 .. cardinality(s.holders) loop
-    h := s.holders[place];
+  for place in 1 .. cardinality(holding) loop
+    h := holding[place];
     if h.id = any (granted) then
       if s.head > 0 then
         h.lingers := 2;
-        s.holders[place] := h;
+        holding[place] := h;
       end if;
       if h.id = rid then
         s.mine := h;
@@ -541,6 +511,7 @@ begin
         concat_ws(' ', 'granted', h.id, s.key, h.token || case when s.head > 0 then 'r' else '' end));
     end if;
   end loop;
+  s.holders := holding;
   return s;
 end $$;
 
@@ -743,17 +714,23 @@ end $$;
 -- may be live again.
 create function aiodlock.recall_holders(s aiodlock.situation) returns aiodlock.situation language plpgsql as $$
 declare
+  holding aiodlock.holder[] := s.holders;
   h aiodlock.holder;
+  recalled boolean := false;
 begin
-  for place in 1 .. cardinality(s.holders) loop
-    h := s.holders[place];
+  for place in 1 .. cardinality(holding) loop
+    h := holding[place];
     if h.lingers = 1 then
       h.lingers := 2;
-      s.holders[place] := h;
-      s.changed := true;
+      holding[place] := h;
+      recalled := true;
       s.heard := aiodlock.say(s.heard, s.caller, h.client, 'recall ' || h.id || ' ' || s.key);
     end if;
   end loop;
+  if recalled then
+    s.holders := holding;
+    s.changed := true;
+  end if;
   return s;
 end $$;
 
@@ -1090,33 +1067,9 @@ begin
   return case when s.moved and s.head > 0 then aiodlock.advise_head(s, f[3]) else s end;
 end $$;
 
--- All messages of one client's turn of its event loop, in one call.
---
--- caller     the client's label
--- retention  ms for which a free name's last token is kept
--- messages   one a line, its fields separated by tabs:
---              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
---                       [note  description  [hold  linger | begins|later| with resize| behind it]]
---              extend   key  id  length  [begins]
---              leave    key  id  marker-ttl  ended|lost|unused
---              leave    key  id  marker-ttl  recorded  keep  result
---              break    key  remember  [tokens of those that are meant, with spaces between them]
---              look     key
---              forget   key
---              announce key
--- Result: one line for each message, in the same order, then what this client is notified of.
---   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
---   recalled TOKEN LEFT        granted or held, and others want the name: it must not linger
---   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
---   closed LEFT                after a crash that emptied unlogged tables
---   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1 | looked
---   done [RESULT]              a success is on record; a long result is to be read by `recorded`
--- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN (an r behind it: recalled at once) |
--- recall ID KEY | look ID (or *) KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
---
+-- The general way: it reads each name, passes the messages about it to the functions of their verbs, and writes it.
 -- The messages about one name follow each other, so that its row is read and written once.
-create function aiodlock.turn(caller text, retention bigint, messages text) returns text
-@called@ as $$
+create function aiodlock.general_way(caller text, retention bigint, messages text) returns text language plpgsql as $$
 declare
   ops text[] := string_to_array(messages, E'\n');
   most integer := cardinality(ops);
@@ -1124,9 +1077,7 @@ declare
   step integer := 1;
   k text;
   f text[];
-  answer text;
   answers text := '';            -- in that order, each behind a new line
-  durable boolean := false;      -- as `s.durable`, of the short ways
   s aiodlock.situation;
   done boolean;
 begin
@@ -1154,15 +1105,6 @@ begin
   while step <= most loop
     f := string_to_array(ops[step], E'\t');
     if f[2] is distinct from s.key then
-      if step = most or split_part(ops[step + 1], E'\t', 2) <> f[2] then
-        answer := aiodlock.short_way(caller, retention, s.now_us, ops[step], f);
-        if answer is not null then
-          durable := durable or f[1] <> 'leave';
-          answers := answers || E'\n' || answer;
-          step := step + 1;
-          continue;
-        end if;
-      end if;
       if s.changed then
         done := aiodlock.write_name(s) is null;
       end if;
@@ -1182,7 +1124,7 @@ begin
     done := aiodlock.write_name(s) is null;
   end if;
 
-  if not (durable or coalesce(s.durable, false)) then
+  if s.durable is null then
     -- Only releases: if a crash of the server forgets one, the lease ends at its deadline.
     done := set_config('synchronous_commit', 'off', true) is null;
   elsif current_setting('synchronous_standby_names') <> '' then
@@ -1198,6 +1140,319 @@ begin
     s.heard := E'\nlook * ' || s.key;
   end if;
   return substr(answers, 2) || coalesce(s.heard, '');
+end $$;
+
+-- The short way of a request that waits: if another one holds the name alone, this one is queued without a look at the queue.
+-- With a lone holder nothing is on record, and there are markers only if the clock was set back.
+create function aiodlock.queue_behind(caller text, now_us bigint, f text[]) returns text language plpgsql as $$
+declare
+  now_ms bigint := now_us / 1000;
+  row_at tid;
+  head_at bigint;
+  look bigint;
+  last_token bigint;
+  arrived bigint;
+begin
+  select n.place, n.head, n.token, n.lone_until - now_ms into row_at, head_at, last_token, look
+    from (select m.ctid as place, m.* from aiodlock.name m where m.key = f[2] order by m.version desc limit 1) n
+    where n.lone > '' and n.lone <> f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + n.lone_length
+      and split_part(n.lone_words, E'\t', 6) <> f[5] and right(n.lone_words, 7) <> E'\tlinger'
+      and (f[4] = 'x' or split_part(n.lone_words, E'\t', 5) = 'x') and f[9] = 'wait'
+      and (n.head = 0 or (now_ms < n.head_deadline and n.head_deadline <= now_ms + n.head_length))
+      and n.marked_until <= now_ms and (not @is_unlogged@ or f[6]::bigint <= n.noted)
+      and current_setting('transaction_isolation') = 'read committed';
+  if found then
+    insert into aiodlock.waiter as w values (
+        f[2], coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = f[2] and l.arrival >= now_us), now_us),
+        f[3], f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
+        coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
+      ) on conflict (id) do nothing returning w.arrival into arrived;
+  end if;
+  if arrived is null then
+    return null;
+  end if;
+  if head_at = 0 then
+    update aiodlock.name n set
+        head = arrived, head_deadline = now_ms + f[7]::bigint, head_length = f[7]::bigint,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = row_at;
+  end if;
+  return 'waiting ' || f[7] || ' ' || case when head_at = 0 then look else -1 end || ' ' || greatest(last_token, now_us);
+end $$;
+
+-- The short way of a hand-over. `rid` leaves; `f` is an acquire that stands in front of its leave, or null. If all that is to be done
+-- is to queue that one and to grant to the first waiter, who excludes all others, two statements do it.
+create function aiodlock.hand_over(caller text, retention bigint, now_us bigint, k text, rid text, f text[]) returns text
+language plpgsql as $$
+declare
+  now_ms bigint := now_us / 1000;
+  row_at tid;
+  new_token bigint;
+  -- Who is to hold.
+  place tid;
+  its_client text;
+  its_id text;
+  its_deadline bigint;
+  its_length bigint;
+  its_words text;
+  -- The first waiter then, and when the message in front arrived.
+  first_at bigint;
+  first_deadline bigint;
+  first_length bigint;
+  arrived bigint;
+  message text;
+  answer text;
+begin
+  -- The next waiter must not hold by its owner, nor be overdue, nor have to be told when to look. Where nobody waits
+  -- there is no `w`: then `head > 0` spares its search. It has nothing on record if `lone` is set.
+  select n.place, greatest(n.token + 1, now_us), w.place, w.client, w.id, w.deadline, w.length,
+      concat_ws(E'\t', w.client, '', '', '', w.mode, w.owner, '', '', '', '', w.note, w.description),
+      coalesce(x.arrival, a.arrival, 0), coalesce(x.deadline, a.deadline, 0), coalesce(x.length, a.length, 0), a.arrival,
+      coalesce('waiting ' || a.length || ' -1 ' || greatest(n.token, now_us) || E'\n', '') || 'released',
+      w.id || ' ' || k || ' ' || greatest(n.token + 1, now_us)
+    into row_at, new_token, place, its_client, its_id, its_deadline, its_length, its_words, first_at,
+      first_deadline, first_length, arrived, answer, message
+    from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
+    cross join lateral (
+      select l.ctid as place, l.* from aiodlock.waiter l where l.key = k and l.arrival >= n.head order by l.arrival limit 1
+    ) w
+    left join lateral (
+      select l.* from aiodlock.waiter l where l.key = k and l.arrival > w.arrival order by l.arrival limit 1
+    ) x on true
+    left join lateral (
+      select coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = k and l.arrival >= now_us), now_us)
+          as arrival, now_ms + f[7]::bigint as deadline, f[7]::bigint as length
+        where f is not null
+    ) a on true
+    where n.lone = rid and now_ms < n.lone_until and n.head > 0 and n.marked_until <= now_ms
+      and w.mode = 'x' and w.delay = 0 and w.hold = 0 and not w.lingers
+      and now_ms < w.deadline and w.deadline <= now_ms + w.length
+      and (x.id is null or (now_ms < x.deadline and x.deadline <= now_ms + x.length and x.owner <> w.owner
+        and x.deadline - x.length * 2 / 3 <= w.deadline))
+      and (f is null or (f[5] <> split_part(n.lone_words, E'\t', 6) and f[5] <> w.owner and f[9] = 'wait' and f[3] <> rid
+        and (not @is_unlogged@ or f[6]::bigint <= n.noted) and a.deadline - a.length * 2 / 3 <= w.deadline
+        and not exists (select from aiodlock.waiter l where l.id = f[3])))
+      and current_setting('transaction_isolation') = 'read committed';
+  if answer is null then
+    return null;
+  end if;
+  with gone as (
+    delete from aiodlock.waiter w where w.ctid = place
+  ), queued as (
+    insert into aiodlock.waiter
+      select k, arrived, f[3], f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
+          coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
+        where arrived is not null
+  )
+  update aiodlock.name n set
+      token = new_token, keep_until = greatest(n.keep_until, its_deadline, new_token / 1000 + 1 + retention),
+      head = first_at, head_deadline = first_deadline, head_length = first_length,
+      lone = its_id, lone_until = its_deadline, lone_length = its_length, lone_words = its_words,
+      writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+    where n.ctid = row_at;
+  return answer || coalesce(aiodlock.say(null, caller, its_client, 'granted ' || message), '');
+end $$;
+
+-- The messages with one verb, each with its number, its fields, the length of its lease, and where the newest row of
+-- its name is. The offset keeps the fields from being taken apart again wherever they are used.
+create function aiodlock.rows_of(ops text[], verb text) returns table (number integer, op text, f text[], ttl bigint, row_at tid)
+language sql stable as $$
+  select number::integer, op, f, case verb when 'acquire' then f[6] when 'extend' then f[4] end::bigint,
+      (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+    from (
+      select o.number, o.op, string_to_array(o.op, E'\t') as f from unnest(ops) with ordinality o(op, number) offset 0
+    ) fields
+    where f[1] = verb offset 0
+$$;
+
+-- The short way of many messages. If each is about a name of its own, all free names are acquired with one statement,
+-- all lone holders are extended with one, and all that release are released with one. The general way has the rest.
+create function aiodlock.many(caller text, retention bigint, messages text) returns text
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off set enable_material = off as $$
+declare
+  ops text[] := string_to_array(messages, E'\n');
+  most integer := cardinality(ops);
+  names integer;
+  answers text[] := array_fill(null::text, array[most]);
+  answered integer := 0;
+  number integer;
+  answer text;
+  further text[];                -- what the general way says to the other messages, and what is notified
+  rest text := '';
+  synchronous text;
+  durable boolean := false;
+  now_us bigint;
+  now_ms bigint;
+begin
+  -- In the order of the general way, so that no two calls wait for each other.
+  select count(distinct locked.key) into names from (
+    select u.key, pg_advisory_xact_lock(1095323471, u.hash) from (
+      select n.key, hashtext(n.key) as hash from (select split_part(op, E'\t', 2) as key from unnest(ops) op) n
+        order by 2, 1
+    ) u
+  ) locked;
+  if names < most then
+    return aiodlock.general_way(caller, retention, messages);
+  end if;
+  now_us := aiodlock.clock_us();
+  now_ms := now_us / 1000;
+
+  if strpos(messages, E'acquire\t') > 0 then
+    for number, answer in
+      update aiodlock.name n set
+          token = now_us, keep_until = greatest(n.keep_until, now_ms + a.ttl, now_ms + 1 + retention),
+          lone = a.f[3], lone_until = now_ms + a.ttl, lone_length = a.ttl, lone_words = caller || E'\t' || a.op,
+          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+        from aiodlock.rows_of(ops, 'acquire') a
+        where n.ctid = a.row_at and n.lone = '' and n.token < now_us and (not @is_unlogged@ or a.ttl <= n.noted)
+          and a.f[8] = '0' and length(a.f[4]) = 1 and (a.f[12] is null or a.f[13] = 'linger')
+        returning a.number, 'granted ' || now_us || ' ' || a.ttl
+    loop
+      answers[number] := answer;
+      answered := answered + 1;
+      durable := true;
+    end loop;
+  end if;
+  if strpos(messages, E'extend\t') > 0 then
+    for number, answer in
+      update aiodlock.name n set
+          keep_until = greatest(n.keep_until, now_ms + a.ttl), lone_until = now_ms + a.ttl, lone_length = a.ttl,
+          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+        from aiodlock.rows_of(ops, 'extend') a
+        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + a.ttl
+          and (not @is_unlogged@ or a.ttl <= n.noted)
+        returning a.number, 'held ' || n.token || ' ' || a.ttl
+    loop
+      answers[number] := answer;
+      answered := answered + 1;
+      durable := true;
+    end loop;
+  end if;
+  if strpos(messages, E'leave\t') > 0 then
+    for number in
+      update aiodlock.name n set lone = ''
+        from aiodlock.rows_of(ops, 'leave') a
+        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0
+          and a.f[4] = '0' and a.f[5] in ('ended', 'lost')
+        returning a.number
+    loop
+      answers[number] := 'released';
+      answered := answered + 1;
+    end loop;
+  end if;
+
+  synchronous := current_setting('synchronous_commit');
+  if answered < most then
+    for place in 1 .. most loop
+      if answers[place] is null then
+        rest := rest || case when rest = '' then '' else E'\n' end || ops[place];
+      end if;
+    end loop;
+    further := string_to_array(aiodlock.general_way(caller, retention, rest), E'\n');
+    number := 0;
+    for place in 1 .. most loop
+      if answers[place] is null then
+        number := number + 1;
+        answers[place] := further[number];
+      end if;
+    end loop;
+    answers := answers || further[number + 1 :];
+    if durable then
+      synchronous := set_config('synchronous_commit', synchronous, true);
+    end if;
+  elsif not durable then
+    synchronous := set_config('synchronous_commit', 'off', true);  -- as in the general way
+  end if;
+  return array_to_string(answers, E'\n');
+end $$;
+
+-- All messages of one client's turn of its event loop, in one call.
+--
+-- caller     the client's label
+-- retention  ms for which a free name's last token is kept
+-- messages   one a line, its fields separated by tabs:
+--              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
+--                       [note  description  [hold  linger | begins|later| with resize| behind it]]
+--              extend   key  id  length  [begins]
+--              leave    key  id  marker-ttl  ended|lost|unused
+--              leave    key  id  marker-ttl  recorded  keep  result
+--              break    key  remember  [tokens of those that are meant, with spaces between them]
+--              look     key
+--              forget   key
+--              announce key
+-- Result: one line for each message, in the same order, then what this client is notified of.
+--   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
+--   recalled TOKEN LEFT        granted or held, and others want the name: it must not linger
+--   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
+--   closed LEFT                after a crash that emptied unlogged tables
+--   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1 | looked
+--   done [RESULT]              a success is on record; a long result is to be read by `recorded`
+-- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN (an r behind it: recalled at once) |
+-- recall ID KEY | look ID (or *) KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
+--
+-- In front stand the short ways, which are most calls: a free name is acquired, and the only holder of a name without waiters
+-- extends or releases it, with one statement. Null: there is more to it.
+create function aiodlock.turn(caller text, retention bigint, messages text) returns text
+@called@ as $$
+declare
+  f text[] := string_to_array(messages, E'\t');
+  ops text[];
+  last text[];
+  now_us bigint;
+  length_ms bigint;
+  answer text;
+  done boolean;
+begin
+  if strpos(messages, E'\n') > 0 then
+    ops := string_to_array(messages, E'\n');
+    f := string_to_array(ops[1], E'\t');
+    last := string_to_array(ops[2], E'\t');
+    if cardinality(ops) > 2 or last[2] <> f[2] then
+      return aiodlock.many(caller, retention, messages);
+    elsif f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and (f[12] is null or f[13] = 'linger')
+      and last[1] = 'leave' and last[4] = '0' and last[5] in ('ended', 'lost') then
+      now_us := case when pg_advisory_xact_lock(1095323471, hashtext(f[2])) is null then 0 else aiodlock.clock_us() end;
+      answer := aiodlock.hand_over(caller, retention, now_us, f[2], last[3], f);
+    end if;
+  elsif f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and (f[12] is null or f[13] = 'linger') then
+    now_us := case when pg_advisory_xact_lock(1095323471, hashtext(f[2])) is null then 0 else aiodlock.clock_us() end;
+    length_ms := f[6]::bigint;
+    update aiodlock.name n set
+        token = now_us, keep_until = greatest(n.keep_until, now_us / 1000 + length_ms, now_us / 1000 + 1 + retention),
+        lone = f[3], lone_until = now_us / 1000 + length_ms, lone_length = length_ms, lone_words = caller || E'\t' || messages,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = '' and n.token < now_us and (not @is_unlogged@ or length_ms <= n.noted)
+      returning 'granted ' || now_us || ' ' || length_ms into answer;
+    if answer is null then
+      answer := aiodlock.queue_behind(caller, now_us, f);
+    end if;
+  elsif f[1] = 'extend' then
+    now_us := case when pg_advisory_xact_lock(1095323471, hashtext(f[2])) is null then 0 else aiodlock.clock_us() end;
+    length_ms := f[4]::bigint;
+    update aiodlock.name n set
+        keep_until = greatest(n.keep_until, now_us / 1000 + length_ms), lone_until = now_us / 1000 + length_ms,
+        lone_length = length_ms, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = f[3] and now_us / 1000 < n.lone_until and n.lone_until <= now_us / 1000 + length_ms
+        and (not @is_unlogged@ or length_ms <= n.noted)
+      returning 'held ' || n.token || ' ' || length_ms into answer;
+  elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
+    now_us := case when pg_advisory_xact_lock(1095323471, hashtext(f[2])) is null then 0 else aiodlock.clock_us() end;
+    update aiodlock.name n set lone = ''
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+        and n.lone = f[3] and n.head = 0 and now_us / 1000 < n.lone_until
+      returning 'released' into answer;
+    if answer is null then
+      answer := aiodlock.hand_over(caller, retention, now_us, f[2], f[3], null);
+    else
+      done := set_config('synchronous_commit', 'off', true) is null;  -- as in the general way
+    end if;
+  end if;
+  if answer is null then
+    return aiodlock.general_way(caller, retention, messages);
+  end if;
+  return answer;
 end $$;
 
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
