@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from random import Random
 from typing import Any, Literal
 
 import anyio
@@ -257,6 +258,44 @@ async def test_cancelled_while_its_scripts_are_unknown_it_leaves_nothing_behind(
         await no_traces(store, mine)
 
     await cancel_everywhere(run, check, at_least=3)
+
+
+@pytest.mark.stores("valkey9", "quorum")
+@pytest.mark.scripted
+async def test_cancelled_at_any_time_while_scripts_are_flushed_again_and_again_nobody_holds(
+    store: Store, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    """A script may be unknown twice in a row, and known again meanwhile by what others sent."""
+    mine, raw, random = await make_client(), await store.raw(), Random(1)
+    over = asyncio.Event()
+
+    async def flush() -> None:
+        while not over.is_set():
+            await asyncio.sleep(random.uniform(0, 0.004))
+            await raw.script_flush()
+
+    async def others() -> None:
+        while not over.is_set():
+            async with client.lock("other"):
+                pass
+
+    async def give_up(task: int) -> None:
+        for number in range(50):
+            acquiring = asyncio.create_task(mine.lock(f"n{task}-{number}", ttl=600).acquire())
+            await asyncio.sleep(random.uniform(0, 0.003))
+            acquiring.cancel()
+            with suppress(asyncio.CancelledError):
+                await (await acquiring).release()
+
+    beside = [asyncio.create_task(flush()), asyncio.create_task(others())]
+    await asyncio.gather(*map(give_up, range(8)))
+    over.set()
+    await asyncio.gather(*beside)
+
+    async def is_free() -> bool:
+        return not [info async for info in client.locks("n*")]
+
+    await until(is_free)
 
 
 @pytest.mark.stores("valkey9")

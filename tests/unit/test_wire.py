@@ -15,7 +15,7 @@ from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.messages import Call
 from aiodlock.backends.redis.refusals import ReplyError
-from aiodlock.backends.redis.scripts import LEAVE, TELL
+from aiodlock.backends.redis.scripts import LEAVE, TELL, Script
 from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
@@ -289,6 +289,26 @@ async def test_reply_that_comes_too_late_for_its_task_is_read_all_the_same(forgo
         await waiting
     wire.answer([b"released", b"key", b"another", b"17"])
     assert read == [[b"released", b"key", b"another", b"17"]]
+    wire.close()
+
+
+@pytest.mark.parametrize("script", [TELL, LEAVE], ids=lambda script: script.name)
+async def test_call_that_nobody_waits_for_is_not_sent_again_behind_its_own_leave(
+    script: Script,
+) -> None:
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    server = Server(Source.from_url("redis://localhost:1"), settings, "label")
+    wire, read, call = Silent(60.0), list[Any](), Call.of(script, ("key",), ("words",))
+    refused = ReplyError("NOSCRIPT No matching script")
+    wire.reloaded.add(script.name)
+    wanted = script is LEAVE  # a release goes on without its task
+    on_read = read.append if wanted else None
+    again = asyncio.create_task(server.run_again(wire, refused, call, on_read=on_read))
+    await until(lambda: "EVALSHA" in wire.written)
+    again.cancel()
+    await asyncio.wait([again])
+    wire.answer(refused)
+    assert ("EVAL" in wire.written) == wanted
     wire.close()
 
 

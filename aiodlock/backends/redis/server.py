@@ -298,7 +298,7 @@ class Server:
         return await self.run_call(Call.of(script, keys, arguments), hurry=hurry)
 
     async def run_call(
-        self, call: Call, *, hurry: bool = False, on_read: Callable[[Any], object] = lambda _: None
+        self, call: Call, *, hurry: bool = False, on_read: Callable[[Any], object] | None = None
     ) -> Any:
         """The same for a call that is packed; ``on_read`` as in ``run_again``."""
         link = self.link
@@ -310,7 +310,7 @@ class Server:
         wire: Wire,
         sent: asyncio.Future[Any],
         call: Call,
-        on_read: Callable[[Any], object] = lambda _: None,
+        on_read: Callable[[Any], object] | None = None,
     ) -> Any:
         """Return the result of a script that was sent."""
         try:
@@ -328,14 +328,16 @@ class Server:
         refused: ReplyError,
         call: Call,
         within: float | None = None,
-        on_read: Callable[[Any], object] = lambda _: None,
+        on_read: Callable[[Any], object] | None = None,
     ) -> Any:
         """Run a script that the server has forgotten; raise for any other refusal.
 
-        :param on_read: called with the result as it is read, also when nobody waits for it any more.
+        :param on_read: called with the result as it is read, also if nobody waits for it any more. Without
+            one, a call is not sent again when nobody waits: its own leave may be on the way.
         """
         again = Awaited(on_read)
-        self._run_again(wire, refused, call, again.take, within, on_read)
+        is_pointless = again.answered.done if on_read is None else lambda: False
+        self._run_again(wire, refused, call, again.take, within, on_read, is_pointless)
         try:
             return await again.answered
         finally:
@@ -349,9 +351,11 @@ class Server:
         on_result: Callable[[Any], object],
         within: float | None,
         on_late: Callable[[Any], object] | None,
+        is_pointless: Callable[[], bool],
     ) -> None:
         """Run a script that the server has forgotten; give the result, or what another refusal means."""
-        if refused.code != "NOSCRIPT":
+        # Asked before each repetition: whoever has given up meanwhile has sent a leave, which came first.
+        if refused.code != "NOSCRIPT" or is_pointless():
             on_result(self.translated(wire, refused))
             return
         name = call.script.name
@@ -362,7 +366,7 @@ class Server:
             if isinstance(reply, ReplyError):
                 if known and reply.code == "NOSCRIPT":
                     wire.reloaded.discard(name)
-                    self._run_again(wire, reply, call, on_result, within, on_late)
+                    self._run_again(wire, reply, call, on_result, within, on_late, is_pointless)
                     return
                 reply = self.translated(wire, reply)
             elif not isinstance(reply, Exception):
@@ -405,10 +409,7 @@ class Server:
 
         def on_reply(reply: Any) -> None:
             if isinstance(reply, ReplyError):
-                if reply.code == "NOSCRIPT" and is_pointless():
-                    on_result(self.translated(wire, reply))
-                else:
-                    self._run_again(wire, reply, call, on_result, within, on_late)
+                self._run_again(wire, reply, call, on_result, within, on_late, is_pointless)
                 return
             if not isinstance(reply, Exception):
                 self.refusal = None
@@ -480,7 +481,7 @@ def _ignore(reply: asyncio.Future[Any]) -> None:
     reply.exception()
 
 
-def _send(wire: Wire, call: Call, on_read: Callable[[Any], object]) -> asyncio.Future[Any]:
+def _send(wire: Wire, call: Call, on_read: Callable[[Any], object] | None) -> asyncio.Future[Any]:
     reader = Awaited(on_read)
     wire.put(call.packed, reader)
     return reader.answered

@@ -84,7 +84,7 @@ class Awaited:
 
     __slots__ = ("_on_read", "answered")
 
-    def __init__(self, on_read: Callable[[Any], object]) -> None:
+    def __init__(self, on_read: Callable[[Any], object] | None) -> None:
         self._on_read = on_read
         self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -92,7 +92,8 @@ class Awaited:
         return False
 
     def set_result(self, reply: Any, /) -> None:
-        self._on_read(reply)
+        if self._on_read is not None:
+            self._on_read(reply)
         if not self.answered.done():
             self.answered.set_result(reply)
 
