@@ -15,14 +15,16 @@ from ._request import HELD, Block, Request
 from ._session import Session
 
 
-class Acquisition(Block, Body):
+class Acquisition(Body):
     """What a ``Lease`` shows, and what is left with it. There may be several of one request, by re-entry.
 
-    When nobody references it any more, it is released as soon as its task has ended.
+    When nobody references it any more, it is released as soon as its task has ended. So an open block knows
+    ``block`` alone: a task may end without having left it.
     """
 
-    __slots__ = ("session", "tasks")
+    __slots__ = ("block", "request", "serial", "session", "tasks")
 
+    block: Block
     request: Request
     serial: int
     session: Session
@@ -34,6 +36,7 @@ class Acquisition(Block, Body):
         self.request = request
         request.serial = self.serial = request.serial + 1
         request.handles += (self.serial,)
+        self.block = Block(request, self.serial)
 
     def __repr__(self) -> str:
         request = self.request
@@ -53,7 +56,12 @@ class Acquisition(Block, Body):
     @property
     def acquisitions(self) -> Sequence[Block]:
         """What a body of it relies on."""
-        return (self,)
+        return (self.block,)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was released or lost, and left."""
+        return self.serial not in self.request.handles
 
     @property
     def held(self) -> bool:

@@ -251,7 +251,7 @@ class Acquisitions(Body):
     @property
     def acquisitions(self) -> Sequence[Block]:
         """What a body of it relies on."""
-        return self.all
+        return [one.block for one in self.all]
 
     @property
     def held(self) -> bool:

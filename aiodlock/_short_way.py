@@ -85,7 +85,7 @@ def begin(
         except BaseException:
             session.departure.give_up(request, acquired.serial)
             raise
-    session.bodies.enter_first(task, acquired)
+    session.bodies.enter_first(task, acquired.block)
     return acquired
 
 

@@ -34,13 +34,17 @@ _L = TypeVar("_L")
 Block: TypeAlias = "tuple[weakref.ref[Here], Opened, FrameType | None]"
 
 
+#: Of code that may stop in the middle, and go on in any block.
+_PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
 def generator(frame: FrameType) -> FrameType | None:
-    """Return the frame, if it is a generator's.
+    """Return the frame, if it is a generator's or a coroutine's.
 
     Nothing else tells whose block is left: a generator may be closed in any block, and collected in any
     thread. (The frame itself, not its id, which another one would get when the generator's has ended.)
     """
-    return frame if frame.f_code.co_flags & inspect.CO_GENERATOR else None
+    return frame if frame.f_code.co_flags & _PAUSES else None
 
 
 class Entered:
@@ -106,7 +110,8 @@ class Entered:
         for entry in reversed(self._open):
             if entry[2] is frame:
                 return entry
-            if latest is None and entry[0] is me:
+            # A generator's goes last: it may be open still.
+            if entry[0] is me and (latest is None or (latest[2] is not None and entry[2] is None)):
                 latest = entry
         return latest
 

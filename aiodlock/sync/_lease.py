@@ -40,6 +40,11 @@ class Held:
         except BaseException:  # a signal handler raised: it is held as before
             body.close()
             raise
+        try:
+            self.ensure_held()
+        except BaseException:
+            body.leave_soon()
+            raise
         return self
 
     def __exit__(

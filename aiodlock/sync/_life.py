@@ -78,12 +78,13 @@ class Life:
 
     def close(self) -> None:
         """As ``Client.close`` says."""
+        entered = tuple(here().blocks)  # another thread may leave one meanwhile
         with _changing:
             running = self._runnings.pop(os.getpid(), None)
             self._closed, self._entered = True, False
         if running is None or running.portal.ended:
             return
-        bodies = [hold for hold in here().blocks if hold.running is running]
+        bodies = [hold for hold in entered if hold.running is running]
 
         async def close() -> None:
             for hold in bodies:

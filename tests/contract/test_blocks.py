@@ -753,3 +753,32 @@ async def test_inner_block_on_the_same_name_tells_the_loss_once(client: Client) 
             await client.break_lock("a")
             await lease.wait_lost()
     assert not getattr(lost.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("what", ["lock", "bare lease", "multilock", "once"])
+async def test_block_whose_task_has_ended_without_leaving_it_ends_with_its_task(
+    client: Client, what: str
+) -> None:
+    """Nothing but the exit stack, which is gone, could have left it."""
+
+    async def enter() -> None:
+        stack = AsyncExitStack()
+        match what:
+            case "lock":
+                await stack.enter_async_context(client.lock("x"))
+            case "bare lease":
+                await stack.enter_async_context(await client.lock("x").acquire())
+            case "multilock":
+                await stack.enter_async_context(client.multilock("x", "y"))
+            case _:
+                await stack.enter_async_context(client.once("x", keep=60))
+
+    kind: aiodlock.Kind = "once" if what == "once" else "lock"
+
+    async def is_free() -> bool:
+        gc.collect()
+        return not (await client.inspect("x", kind=kind)).holders
+
+    with pytest.warns(ResourceWarning, match="'[xy]'"):
+        await asyncio.create_task(enter())
+        await until(is_free)

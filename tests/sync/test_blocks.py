@@ -522,3 +522,71 @@ def test_job_of_a_pool_that_shares_one_context_is_not_inside_of_anothers_block(
             pass
 
     in_jobs_of_one_thread(how, first, second)
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "read"])
+def test_function_leaves_its_own_block_beside_a_generator_that_is_still_open(
+    threads: sync.Client, kind: str
+) -> None:
+    lock: sync.Lock | sync.Semaphore
+    match kind:
+        case "lock":
+            lock = threads.lock("x")
+        case "semaphore":
+            lock = threads.semaphore("x", 2)
+        case _:
+            lock = threads.rwlock("x").read
+
+    def read() -> Iterator[sync.Lease]:
+        with lock as lease:
+            yield lease
+
+    with lock as mine:
+        reading = read()
+        other = next(reading)
+    assert (mine.held, other.held) == (False, True)
+    next(reading, None)
+    assert not other.held
+    assert not lock.locked()
+
+
+def test_coroutine_of_another_loop_leaves_its_own_block(threads: sync.Client) -> None:
+    """Of a framework that asyncio does not know, as trio."""
+    semaphore = threads.semaphore("x", 2)
+
+    class Pause:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    async def hold(leases: list[sync.Lease]) -> None:
+        with semaphore as lease:
+            leases.append(lease)
+            await Pause()
+
+    leases: list[sync.Lease] = []
+    first, second = hold(leases), hold(leases)
+    first.send(None)
+    second.send(None)
+    with pytest.raises(StopIteration):
+        first.send(None)
+    assert [lease.held for lease in leases] == [False, True]
+    with pytest.raises(StopIteration):
+        second.send(None)
+
+
+def test_body_of_a_lease_that_another_thread_ends_meanwhile_does_not_begin(
+    threads: sync.Client, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = threads.lock("x").acquire()
+    looked, begun = lease.ensure_held, list[bool]()
+
+    def look() -> None:
+        looked()
+        monkeypatch.undo()
+        in_thread(lease.release).result(10)  # between the look and the body
+
+    monkeypatch.setattr(type(lease), "ensure_held", lambda _: look())
+    with pytest.raises(sync.NotHeld), lease:
+        begun.append(lease.held)
+    assert begun == []
+    threads.lock("x").acquire_nowait().release()
