@@ -61,6 +61,7 @@ class Endpoints:
             ("10.0.0.1:1", "10.0.0.2:1"),
             "etcd",
             None,
+            accepted=lambda: None,
             connected=lambda _: None,
             examine=examine,
             given_up=lambda error, _: self.given_up.append(str(error)),

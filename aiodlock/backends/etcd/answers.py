@@ -9,7 +9,7 @@ from ..._patience import Further, Patience
 #: dead (seconds).
 _ALONE = 5.0
 #: How far entering has come with a connection. Each answer that counts is a step more.
-_CONNECTED = 1
+_ACCEPTED, _CONNECTED = 1, 2
 
 
 class Answers:
@@ -28,6 +28,10 @@ class Answers:
         self._alone = alone
         self._silent_since = self._ran_out_at = 0.0
         self._number = 0
+
+    def accepted(self) -> None:
+        """A machine has accepted a connection."""
+        self.further.reach(_ACCEPTED)
 
     def connected(self, took: float) -> None:
         """There is a connection. It took so long (seconds)."""

@@ -466,11 +466,17 @@ def _window_update(stream: int, more: int) -> bytes:
 
 
 async def connect(
-    host: str, port: int, tls: ssl.SSLContext | None, *, address: str | None = None
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    *,
+    address: str | None = None,
+    accepted: Callable[[], object] = lambda: None,
 ) -> Connection:
     """Return a connection whose server has answered.
 
     :param address: the one to dial, of those of the host's name.
+    :param accepted: is called when the machine has answered, a round trip before the server does.
     :raises OSError: if there is none, ``CallFailed`` if what answers is no server of HTTP/2.
     """
     loop = asyncio.get_running_loop()
@@ -482,6 +488,7 @@ async def connect(
         ssl=tls,
         server_hostname=host if tls is not None else None,
     )
+    accepted()
     try:
         await connection.ready
     except BaseException:

@@ -105,6 +105,7 @@ class Link:
             access.endpoints,
             described,
             self._tls,
+            accepted=self._answers.accepted,
             connected=self._answers.connected,
             examine=self._examine,
             given_up=self._on_given_up,

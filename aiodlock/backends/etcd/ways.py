@@ -24,8 +24,9 @@ from .calls import FIRST_PAUSE, LONGEST_PAUSE
 from .connection import Connection, connect
 from .exchange import CallFailed, Exchange, Lost
 
-#: How long connecting may take before the next endpoint is dialled, too, and at most (seconds).
-_CONNECT_WITHIN, _LONGEST_CONNECT = 1.5, 4.5
+#: How long connecting may take before the next endpoint is dialled, too, and at most (seconds). It takes
+#: two round trips: a member sends its settings after it has heard from the client.
+_CONNECT_WITHIN, _LONGEST_CONNECT = 1.5, 10.0
 _CLOSE_WITHIN = 1.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
@@ -79,12 +80,14 @@ class Ways:
         described: str,
         tls: Tls | None,
         *,
+        accepted: Callable[[], object],
         connected: Callable[[float], object],
         examine: Callable[[Way, Connection], Awaitable[object]],
         given_up: Callable[[Exception, int], object],
         unreached: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         """
+        :param accepted: is called when a machine has answered; whether a member does has to be seen.
         :param connected: is called when there is a connection, with how long it took (seconds).
         :param examine: raises BackendError if a connection must not be used.
         :param given_up: is called when an endpoint was given up, with the reason and how often all of them
@@ -96,6 +99,7 @@ class Ways:
         self.endpoint: str = endpoints[0]
         self._described = described
         self._tls = tls
+        self._accepted = accepted
         self._connected = connected
         self._examine = examine
         self._given_up = given_up
@@ -146,7 +150,7 @@ class Ways:
 
     async def _dial(self, host: Host, address: str) -> Connection:
         context = None if self._tls is None else await self._tls.get_context()
-        return await connect(*host, context, address=address)
+        return await connect(*host, context, address=address, accepted=self._accepted)
 
     async def _serve(
         self, way: Way, dialled: Dialled[Connection], within: Callable[[], float]

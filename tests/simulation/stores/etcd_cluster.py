@@ -84,7 +84,9 @@ class Client:
         self.member.clients.discard(self)
 
     def _receive(self, data: Any) -> None:
-        if data[0] == "begin":
+        if data[0] == "preface":
+            self.stream.send(("settings",))
+        elif data[0] == "begin":
             _, id, path, of_leader, token, message = data
             call = self.calls[id] = Call(self, id, path, of_leader, token)
             if of_leader and not self.member.serves:
@@ -406,11 +408,17 @@ class SimConnection(asyncio.Protocol):
         self._next = 1
         self._transport: Any = None
         self._gone = asyncio.Event()
+        #: Done when the member has sent its settings: it waits for the client's first bytes.
+        self.ready: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._say("preface")
 
     def data_received(self, data: Any) -> None:
+        if data[0] == "settings":
+            self.ready.set_result(None)
+            return
         call = self._calls.get(data[1])
         if call is None:
             return
@@ -467,6 +475,9 @@ class SimConnection(asyncio.Protocol):
     def close(self, reason: Exception, code: int = 0) -> None:
         if not self.over.done():
             self.over.set_result(reason)
+        if not self.ready.done():
+            self.ready.set_exception(reason)
+            self.ready.exception()
         if self._transport is not None:
             self._transport.close()
         calls, self._calls = self._calls, {}
@@ -483,9 +494,20 @@ class SimConnection(asyncio.Protocol):
 
 
 async def connect(
-    host: str, port: int, tls: ssl.SSLContext | None, *, address: str | None = None
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    *,
+    address: str | None = None,
+    accepted: Callable[[], object] = lambda: None,
 ) -> Any:
     """Stand in for the function of this name: a connection without HTTP/2."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(SimConnection, address or host, port)
+    accepted()
+    try:
+        await connection.ready
+    except BaseException:
+        connection.close(Lost("the connection was given up"))
+        raise
     return connection
