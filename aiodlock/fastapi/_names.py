@@ -151,18 +151,36 @@ class _Declared:
             why = None
             if issubclass(kind, _SEVERAL) and len(kinds) == 1:
                 why = "is not one value"
-            elif _has_no_text(kind) and str not in kinds:
+            elif str not in kinds and (
+                issubclass(kind, _NO_ONE_TEXT) or (_has_no_text(kind) and not self._is_validated)
+            ):
                 why = "cannot be part of a lock's name: declare a str, an int or a Decimal"
             if why is not None:
                 raise ValueError(f"the parameter {name!r} is a {kind.__name__}, which {why}")
 
-    def keys(self) -> set[str]:
-        """Return under which names a request can have the value."""
+    @property
+    def _field(self) -> Any:
+        """Pydantic's description of it."""
         if self.attribute is None:
-            return _keys(self.parameter.name, self.parameter.field_info)
+            return self.parameter.field_info
         model = _model_of(self.parameter)
         assert model is not None
-        return _keys(self.attribute, model.model_fields[self.attribute])
+        return model.model_fields[self.attribute]
+
+    @property
+    def _is_validated(self) -> bool:
+        """Whether the application's own functions see it first, and may make a str of it."""
+        if any(hasattr(one, "__get_pydantic_core_schema__") for one in self._field.metadata):
+            return True
+        model = _model_of(self.parameter) if self.attribute is not None else None
+        if model is None:
+            return False
+        own = model.__pydantic_decorators__
+        return bool(own.field_validators or own.model_validators or own.validators)
+
+    def keys(self) -> set[str]:
+        """Return under which names a request can have the value."""
+        return _keys(self.attribute or self.parameter.name, self._field)
 
     async def value(self, connection: HTTPConnection, embeds: bool) -> object:
         """Return the value as FastAPI hands it to who declares it; None if the request has none."""
@@ -325,8 +343,6 @@ def _kinds(annotation: Any) -> list[type]:
 
 def _has_no_text(kind: type) -> bool:
     """Return whether no value of this type can stand in a name."""
-    if issubclass(kind, _NO_ONE_TEXT):
-        return True
     told = (*TEXTS, Enum)
     # Pydantic makes of a type with a hook what the hook says: of EmailStr a str.
     return not (

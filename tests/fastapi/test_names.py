@@ -24,7 +24,7 @@ from fastapi import (
     Request,
     UploadFile,
 )
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 import aiodlock.fastapi
 from aiodlock import Client, Lease, OnceRun
@@ -497,6 +497,39 @@ async def test_what_cannot_be_found_is_refused_when_the_app_starts_and_by_one_th
         async with asking(app) as http:
             with pytest.raises(RuntimeError, match=why):
                 await http.post("/x", params=sent, json={"asked": sent, "other": sent, **sent})
+
+
+AT_LOCK = Annotated[Lease, Locked("x:{at}")]
+
+
+class At(BaseModel):
+    at: dt.time
+
+    @field_validator("at")
+    @classmethod
+    def _text(cls, at: dt.time) -> Any:
+        return at.isoformat()
+
+
+async def test_value_of_which_the_application_makes_a_str_can_stand_in_a_name() -> None:
+    app = FastAPI(lifespan=aiodlock.fastapi.lifespan("memory://"))
+
+    @app.post("/query")
+    async def query(
+        at: Annotated[dt.time, AfterValidator(lambda at: at.isoformat())], lease: AT_LOCK
+    ) -> str:
+        return lease.name
+
+    @app.post("/body")
+    async def body(asked: At, lease: AT_LOCK) -> str:
+        return lease.name
+
+    async with app.router.lifespan_context(app), asking(app) as http:
+        for answer in (
+            await http.post("/query", params={"at": "10:00"}),
+            await http.post("/body", json={"at": "10:00"}),
+        ):
+            assert answer.json() == aiodlock.name("x:{at}", at="10:00:00")
 
 
 async def test_value_of_a_type_without_one_text_is_told(client: Client) -> None:
