@@ -773,7 +773,7 @@ async def test_block_whose_task_has_ended_without_leaving_it_ends_with_its_task(
             case _:
                 await stack.enter_async_context(client.once("x", keep=60))
 
-    kind: aiodlock.Kind = "once" if what == "once" else "lock"
+    kind: Literal["lock", "once"] = "once" if what == "once" else "lock"
 
     async def is_free() -> bool:
         gc.collect()

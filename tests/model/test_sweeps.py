@@ -38,7 +38,7 @@ from .test_scripts import (
     run,
     take_steps,
 )
-from .turns import WAYS, Database, VirtualTurns
+from .turns import WAYS, Database, VirtualTurns, with_ways
 
 _MACHINES: dict[type[Locks], type[Swept]] = {
     Locks: SweptLocks,
@@ -288,8 +288,9 @@ class Mutant:
     noticed_by: Tale
 
 
-_KEPT_BY_TURN = "keep_until := greatest(keep_until, "
-_KEPT_BY_ONE = "greatest(n.keep_until, now_us / 1000 + ttl, now_us / 1000 + 1 + retention)"
+_KEPT_BY_TURN = "s.keep_until := greatest(s.keep_until, "
+_WITH_ANSWER = "\n    s.changed := true;\n    s.answer"
+_KEPT_BY_ONE = "greatest(n.keep_until, now_us / 1000 + length_ms, now_us / 1000 + 1 + retention)"
 _KEPT_BY_MANY = "greatest(n.keep_until, now_ms + a.ttl, now_ms + 1 + retention)"
 _KEPT_BY_LEAVE = "greatest(n.keep_until, its_deadline, new_token / 1000 + 1 + retention)"
 MUTANTS = [
@@ -351,19 +352,19 @@ MUTANTS = [
     ),
     Mutant(
         "for a marker",
-        _KEPT_BY_TURN + "marked_until);",
+        _KEPT_BY_TURN + "s.marked_until);",
         "",
         duplicate_that_comes_when_the_last_token_is_forgotten,
     ),
     Mutant(
         "for a success",
-        _KEPT_BY_TURN + "recorded_until);",
+        _KEPT_BY_TURN + "s.recorded_until);",
         "",
         success_that_is_kept_longer_than_the_last_token,
     ),
     Mutant(
         "for the last token",
-        _KEPT_BY_TURN + "last_token / 1000 + 1 + retention);",
+        _KEPT_BY_TURN + "s.token / 1000 + 1 + s.retention);",
         "",
         one_with_a_lock_delay_dies,
     ),
@@ -381,20 +382,20 @@ MUTANTS = [
     ),
     Mutant(
         "for a lock-delay",
-        _KEPT_BY_TURN + "mine.deadline + mine.delay, mine.hold_until);",
-        _KEPT_BY_TURN + "mine.deadline, mine.hold_until);",
+        _KEPT_BY_TURN + "(s.mine).deadline + (s.mine).delay, (s.mine).hold_until);" + _WITH_ANSWER,
+        _KEPT_BY_TURN + "(s.mine).deadline, (s.mine).hold_until);" + _WITH_ANSWER,
         one_with_a_lock_delay_dies,
     ),
     Mutant(
         "for a hold",
-        _KEPT_BY_TURN + "mine.deadline + mine.delay, mine.hold_until);",
-        _KEPT_BY_TURN + "mine.deadline + mine.delay);",
+        _KEPT_BY_TURN + "(s.mine).deadline + (s.mine).delay, (s.mine).hold_until);" + _WITH_ANSWER,
+        _KEPT_BY_TURN + "(s.mine).deadline + (s.mine).delay);" + _WITH_ANSWER,
         one_with_a_hold_dies,
     ),
     Mutant(
         "for one that takes a free name",
         _KEPT_BY_ONE,
-        _KEPT_BY_ONE.replace("now_us / 1000 + ttl, ", ""),
+        _KEPT_BY_ONE.replace("now_us / 1000 + length_ms, ", ""),
         one_that_takes_a_free_name_and_dies,
     ),
     Mutant(
@@ -448,8 +449,8 @@ MUTANTS = [
     ),
     Mutant(
         "the record of a success may have been swept",
-        "if not found or now_ms >= recorded_until then",
-        "if now_ms >= recorded_until then",
+        "if not found or s.now_ms >= s.recorded_until then",
+        "if s.now_ms >= s.recorded_until then",
         success_that_was_swept_and_the_clock_was_set_back,
     ),
 ]
@@ -457,7 +458,7 @@ _BEGIN, _END = "create function", "\nend $$;"
 
 
 def _function_with(text: str) -> str:
-    functions = create_statements("unlogged").split(_BEGIN)
+    functions = with_ways(create_statements("unlogged")).split(_BEGIN)
     found = [function for function in functions if text in function]
     assert len(found) == 1, f"this is not in one of the functions: {text}"
     return "create or replace function" + found[0].partition(_END)[0] + _END

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
@@ -555,7 +555,7 @@ def test_coroutine_of_another_loop_leaves_its_own_block(threads: sync.Client) ->
     semaphore = threads.semaphore("x", 2)
 
     class Pause:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None, None, None]:
             yield
 
     async def hold(leases: list[sync.Lease]) -> None:
