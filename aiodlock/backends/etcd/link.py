@@ -486,7 +486,7 @@ class Link:
             except BackendUnavailable as error:
                 if isinstance(error, Denied) and not error.elsewhere:
                     self._tell_down(error)
-                elif isinstance(error, Unanswered | Denied):
+                else:  # also of a member without a leader: others may have one
                     self.failed(generation, error)
             except BackendError as refused:
                 if not self.entered:

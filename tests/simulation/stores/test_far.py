@@ -160,6 +160,31 @@ def test_near_server_that_has_lost_the_others_does_not_keep_off_those_that_are_f
     _run(scene, process, use())
 
 
+@pytest.mark.parametrize("alone", [0, 1, 2])
+def test_holder_that_calls_nothing_leaves_a_member_of_etcd_that_has_lost_the_others(
+    alone: int,
+) -> None:
+    scene = EtcdScene(0)
+    ensemble = scene.ensemble
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    others = [other for other in range(3) if other != alone]
+    paths = [scene.wire.path(process, ensemble.address(ensemble.members[one])) for one in others]
+    for path in paths:
+        path.out_blocked = path.in_blocked = True
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=20.0) as client:
+            for path in paths:
+                path.calm()
+            async with client.lock("name", timeout=60.0) as lease:
+                ensemble.cut.update(frozenset((alone, other)) for other in others)
+                await asyncio.sleep(90.0)
+                assert lease.held
+
+    _run(scene, process, use())
+
+
 def test_member_that_is_being_examined_is_not_left_for_one_that_was_dialled_before() -> None:
     """The far one was dialled first, and its connection comes last: the near one is used."""
     scene = EtcdScene(0)
