@@ -341,9 +341,10 @@ async def _break(url: str, prefix: str, name: str, kind: Kind, found: LockInfo |
     """Release the holders that were shown, or with None whoever holds; say why nobody was released."""
     shown = None if found is None else [holder.token for holder in found.holders]
     async with Client(read_source(url), prefix=prefix) as client:
-        # What only keeps the name closed has no token.
-        count = await client.break_lock(name, kind=kind, tokens=shown or None)
-        if shown and not count:
+        # What only keeps the name closed has no token, so all would be broken: not who came meanwhile.
+        meant = shown != [] or not (await client.inspect(name, kind=kind)).holders
+        count = await client.break_lock(name, kind=kind, tokens=shown or None) if meant else 0
+        if not meant or (shown and not count):
             info = await client.inspect(name, kind=kind)
             text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
             print(f"aiodlock: {text}", file=sys.stderr)

@@ -167,13 +167,21 @@ async def test_break_tells_whose_lock_it_is_before_it_asks(
         assert shown.process.wait(STARTING) == 1
 
 
+@pytest.mark.parametrize("closed", [False, True])
 async def test_break_spares_who_holds_the_lock_by_the_time_it_is_confirmed(
-    store: Store, client: aiodlock.Client
+    store: Store, client: aiodlock.Client, closed: bool
 ) -> None:
-    lease = await client.lock("x").acquire()
+    """Also when what was shown had no holder: nobody holds a name that is closed."""
+    lease = await client.lock("x", hold_at_least=600.0 if closed else 0.0).acquire()
+    if closed:
+        async with lease:
+            pass
     with terminal("break", "x", url=store.url) as shown:
         shown.until("[y/N]")
-        await lease.release()
+        if closed:
+            await client.break_lock("x")
+        else:
+            await lease.release()
         async with client.lock("x") as later:
             shown.press(b"y\n")
             shown.until("nothing was broken")
