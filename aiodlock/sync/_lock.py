@@ -67,9 +67,10 @@ class Acquirable(Described[core.Acquirable, Lease]):
 
     @like(core.Acquirable.release)
     def release(self) -> None:
-        running, me = self._of.life.use(self.name), here()
-        terms, owner = self._terms, self._of.template._described.options.owner
-        holds = me.holds(running, terms, owner)
+        running, terms = self._of.life.use(self.name), self._terms
+        owner = self._of.template._described.options.owner
+        # Not in a variable: an error that is kept would keep this thread's holds beyond its end.
+        holds = here().holds(running, terms, owner)
         if not holds:
             others = ", ".join(map(repr, holding_threads(running, terms, owner)))
             raise NotHeld(

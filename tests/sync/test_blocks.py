@@ -590,3 +590,21 @@ def test_body_of_a_lease_that_another_thread_ends_meanwhile_does_not_begin(
         begun.append(lease.held)
     assert begun == []
     threads.lock("x").acquire_nowait().release()
+
+
+def test_error_that_is_kept_keeps_no_hold_beyond_its_thread(threads: sync.Client) -> None:
+    kept: list[sync.NotHeld] = []
+
+    def hold() -> None:
+        threads.lock("x").acquire()
+        try:
+            threads.lock("y").release()
+        except sync.NotHeld as error:
+            kept.append(error)
+
+    thread = threading.Thread(target=hold)
+    with pytest.warns(ResourceWarning):  # noqa: PT031
+        thread.start()
+        thread.join()
+        until(lambda: not threads.lock("x").locked())
+    assert kept
