@@ -12,8 +12,8 @@ from aiodlock.backends.postgres import connection, messages, replies, store
 from aiodlock.backends.postgres.calls import Calls
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.link import Link
-from aiodlock.backends.postgres.messages import Messages
 from aiodlock.backends.postgres.notifications import Notifications
+from aiodlock.backends.postgres.silence import Silence
 from aiodlock.backends.postgres.store import PostgresBackend
 
 from ..scenario import Simulation
@@ -79,7 +79,7 @@ def _hears_nothing(self: Notifications, message: str) -> None:
 _HEAR_ONE = Notifications._hear_one
 
 
-def _believes_silence(self: Messages, *args: Any) -> None:
+def _believes_silence(self: Silence, *args: Any) -> None:
     """An answer may take for ever."""
 
 
@@ -170,7 +170,7 @@ POSTGRES_VARIANTS = {
     ),
     "postgres: an answer may take for ever": _variant(
         "liveness", "idle",
-        prepare=_patched((Messages, "_must_answer", _believes_silence)),
+        prepare=_patched((Silence, "_end_silence", _believes_silence)),
         seed=12,
     ),
 }  # fmt: skip
