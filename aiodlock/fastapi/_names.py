@@ -170,7 +170,7 @@ class _Declared:
     @property
     def _is_validated(self) -> bool:
         """Whether the application's own functions see it first, and may make a str of it."""
-        if any(hasattr(one, "__get_pydantic_core_schema__") for one in self._field.metadata):
+        if any(map(_is_hook, self._field.metadata)) or _has_hook(self._field.annotation):
             return True
         model = _model_of(self.parameter) if self.attribute is not None else None
         if model is None:
@@ -348,6 +348,17 @@ def _has_no_text(kind: type) -> bool:
     return not (
         issubclass(kind, told) or kind in _ANYTHING or hasattr(kind, "__get_pydantic_core_schema__")
     )
+
+
+def _has_hook(annotation: Any) -> bool:
+    """Return whether the annotation names a validator: where FastAPI leaves it, its versions differ."""
+    return any(map(_is_hook, getattr(annotation, "__metadata__", ()))) or any(
+        map(_has_hook, get_args(annotation))
+    )
+
+
+def _is_hook(metadata: object) -> bool:
+    return hasattr(metadata, "__get_pydantic_core_schema__")
 
 
 def _plain(annotation: Any) -> Any:
