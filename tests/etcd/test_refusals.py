@@ -116,7 +116,7 @@ async def test_who_holds_and_who_waits_are_told_of_the_refusal_that_ended_it(
     """That the leader has changed, or that a lease was not renewed, says nothing of that."""
     url = _login(guarded, "locker's pass")
     async with Client(url, prefix="mine", unavailable_after=3.0) as client:
-        lease = await client.lock("name", ttl=2.0, on_lost="flag").acquire()
+        lease = await client.lock("name", ttl=6.0, on_lost="flag").acquire()
         waiting = asyncio.create_task(client.lock("name").acquire())
         await until_waiting(client, "name")
         await asyncio.to_thread(REFUSALS[what][0], guarded)

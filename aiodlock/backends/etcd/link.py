@@ -30,7 +30,7 @@ from .connection import Connection
 from .exchange import CallFailed, Exchange, Lost
 from .identity import Acquaintance
 from .login import Login
-from .refusals import Denied, TokenEnded, denied, translate
+from .refusals import Denied, NoLeader, TokenEnded, denied, translate
 from .ways import Way, Ways
 
 _logger = logging.getLogger("aiodlock")
@@ -486,8 +486,11 @@ class Link:
             except BackendUnavailable as error:
                 if isinstance(error, Denied) and not error.elsewhere:
                     self._tell_down(error)
-                else:  # also of a member without a leader: others may have one
+                elif isinstance(error, Unanswered | Denied) or (
+                    isinstance(error, NoLeader) and not self._alone
+                ):
                     self.failed(generation, error)
+                # Else there is no connection yet, or no token: what is under way goes on.
             except BackendError as refused:
                 if not self.entered:
                     raise

@@ -53,6 +53,10 @@ class Denied(BackendUnavailable):
         self.elsewhere: bool = elsewhere
 
 
+class NoLeader(BackendUnavailable):
+    """A member has lost the others, or they elect: another one may have a leader."""
+
+
 def translate(failed: CallFailed, where: str, *, entered: bool, logs_in: bool) -> BackendError:
     """Return the error that a call failed with, in words.
 
@@ -83,7 +87,7 @@ def denied(text: str, *, entered: bool, elsewhere: bool = True) -> BackendError:
 def _of_status(code: int, text: str, where: str, *, entered: bool) -> BackendError:
     match code:
         case x.UNAVAILABLE if "no leader" in text:
-            return BackendUnavailable(f"{where} cannot be reached: {text}")
+            return NoLeader(f"{where} cannot be reached: {text}")
         case x.DEADLINE_EXCEEDED:
             return Unanswered(f"{where} did not answer in time")
         case x.NOT_FOUND if "lease not found" in text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -129,6 +129,17 @@ def test_server_that_accepts_late_and_says_nothing_is_waited_for_no_longer_than_
     assert waited[0] < 10.0
 
 
+def _block(
+    scene: EtcdScene | ZooKeeperScene, process: Process, members: Sequence[int]
+) -> list[Path]:
+    """Block the ways to these members; return them."""
+    ensemble: Any = scene.ensemble
+    paths = [scene.wire.path(process, ensemble.address(ensemble.members[one])) for one in members]
+    for path in paths:
+        path.out_blocked = path.in_blocked = True
+    return paths
+
+
 @pytest.mark.parametrize("near", [0, 1, 2])
 def test_near_server_that_has_lost_the_others_does_not_keep_off_those_that_are_far(
     near: int, monkeypatch: pytest.MonkeyPatch
@@ -140,9 +151,7 @@ def test_near_server_that_has_lost_the_others_does_not_keep_off_those_that_are_f
     process = Process(scene.world, "locker")
     process.loop.wire = scene.wire
     far = [other for other in range(3) if other != near]
-    paths = [scene.wire.path(process, ensemble.address(ensemble.members[other])) for other in far]
-    for path in paths:
-        path.out_blocked = path.in_blocked = True
+    paths = _block(scene, process, far)
 
     async def use() -> None:
         async with aiodlock.Client(scene.url, ttl=40.0) as client:
@@ -169,9 +178,7 @@ def test_holder_that_calls_nothing_leaves_a_member_of_etcd_that_has_lost_the_oth
     process = Process(scene.world, "locker")
     process.loop.wire = scene.wire
     others = [other for other in range(3) if other != alone]
-    paths = [scene.wire.path(process, ensemble.address(ensemble.members[one])) for one in others]
-    for path in paths:
-        path.out_blocked = path.in_blocked = True
+    paths = _block(scene, process, others)
 
     async def use() -> None:
         async with aiodlock.Client(scene.url, ttl=20.0) as client:
@@ -179,6 +186,27 @@ def test_holder_that_calls_nothing_leaves_a_member_of_etcd_that_has_lost_the_oth
                 path.calm()
             async with client.lock("name", timeout=60.0) as lease:
                 ensemble.cut.update(frozenset((alone, other)) for other in others)
+                await asyncio.sleep(90.0)
+                assert lease.held
+
+    _run(scene, process, use())
+
+
+@pytest.mark.parametrize(("members", "one_way"), [(1, 0.5), (3, 0.36), (3, 0.5)])
+def test_holder_that_calls_nothing_keeps_its_lease_when_a_far_connection_is_cut(
+    members: int, one_way: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dialling and examining take longer than an answer may: that is no reason to begin anew."""
+    monkeypatch.setattr(Path, "latency", lambda _: one_way)
+    scene = EtcdScene(1 if members == 1 else 0)
+    process = Process(scene.world, "far")
+    process.loop.wire = scene.wire
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=40.0) as client:
+            async with client.lock("name", timeout=60.0) as lease:
+                for stream in scene.wire.streams_of(process):
+                    stream.break_off()
                 await asyncio.sleep(90.0)
                 assert lease.held
 
