@@ -7,7 +7,9 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
+import asyncpg
 import pytest
 
 from aiodlock import BackendError, Client
@@ -156,6 +158,60 @@ async def test_calls_that_wait_for_a_standby_keep_few_sessions(alone: PostgresSe
                     await lease.release()
                 except BackendError:
                     pass
+
+
+@pytest.mark.parametrize("durability", ["logged", "unlogged"])
+async def test_every_way_that_grants_or_extends_waits_for_the_standby(
+    durability: Literal["logged", "unlogged"],
+) -> None:
+    """Also of unlogged tables, whose changes alone let a commit wait for nothing."""
+
+    def ask(key: str, id: str) -> str:
+        return f"acquire\taiodlock:l:{key}\t{id}\tx\tt{id}\t30000\t10000\t0\twait"
+
+    def leave(key: str, id: str) -> str:
+        return f"leave\taiodlock:l:{key}\t{id}\t0\tended"
+
+    steps = {
+        "a free name": ask("x", "r1"),
+        "an extension": "extend\taiodlock:l:x\tr1\t30000",
+        "a queue": ask("x", "r2"),
+        "a hand-over": leave("x", "r1"),
+        "many": "\n".join((ask("y", "r3"), ask("z", "r4"), "extend\taiodlock:l:x\tr2\t30000")),
+    }
+    with postgres_server("postgres") as server:
+        server.execute(create_statements(durability))
+        connection = await asyncpg.connect(server.url)
+
+        async def turn(messages: str) -> str:
+            answer: str = await connection.fetchval(
+                "select aiodlock.turn('me', 60000, $1)", messages
+            )
+            return answer
+
+        for key in "xyz":  # free names have rows
+            await turn(ask(key, "r0"))
+            await turn(leave(key, "r0"))
+        for step, messages in steps.items():
+            wait_for(server, "*")
+            await until_standby_is_wanted(connection)
+            turning = asyncio.create_task(turn(messages))
+            await until_waits(server)
+            assert not turning.done(), step
+            wait_for(server, "")
+            async with bounded(60):
+                answer = await turning
+            assert answer.startswith(("granted", "held", "waiting", "released")), (step, answer)
+        await connection.close()
+
+
+async def until_standby_is_wanted(connection: asyncpg.Connection) -> None:
+    """Wait until the session has read the setting."""
+
+    async def is_wanted() -> bool:
+        return bool(await connection.fetchval("show synchronous_standby_names"))
+
+    await until(is_wanted)
 
 
 async def test_client_comes_in_while_the_standby_is_away(alone: PostgresServer) -> None:

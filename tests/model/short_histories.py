@@ -111,6 +111,16 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
         (1, "short", [ask("b", *LINGER)]),
         (2, "general", [end("a")]),
     ],
+    "one that lingers, beside a leave": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "short", [ask("c", *LINGER), end("a")]),
+    ],
+    "a third message": [
+        (0, "short", [ask("a")]),
+        (1, "short", [ask("b")]),
+        (2, "general", [ask("c"), end("a"), extend("b")]),
+    ],
     "readers": [
         (0, "short", [ask("a", mode="s")]),
         (1, "general", [ask("b", mode="s")]),

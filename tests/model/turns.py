@@ -107,7 +107,7 @@ def word_in(key: str, words: str) -> str:
 class VirtualTurns:
     """One name. The answers are put as those of the scripts are.
 
-    The calls go the `ways` by turns: both do the same.
+    The calls go by the `ways` in turn: all of them do the same.
     """
 
     def __init__(self, database: Database, kind: str, ways: Sequence[str] = WAYS) -> None:

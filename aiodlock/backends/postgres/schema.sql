@@ -1403,7 +1403,10 @@ declare
   answer text;
   done boolean;
 begin
-  if strpos(messages, E'\n') > 0 then
+  if @is_unlogged@ and current_setting('synchronous_standby_names') <> '' then
+    -- A transaction that writes to unlogged tables alone waits for no standby: the general way has it wait.
+    return aiodlock.general_way(caller, retention, messages);
+  elsif strpos(messages, E'\n') > 0 then
     ops := string_to_array(messages, E'\n');
     f := string_to_array(ops[1], E'\t');
     last := string_to_array(ops[2], E'\t');
