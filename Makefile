@@ -134,7 +134,7 @@ endef
 
 # Side by side: they wait more than they compute.
 test-environments:
-	$(MAKE) --jobs 3 --output-sync=target env-oldest env-newest env-sniffio
+	$(MAKE) --jobs 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) env-oldest env-newest env-sniffio
 
 env-oldest:
 	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio $(CORE_OTHERS))

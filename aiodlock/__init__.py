@@ -3,7 +3,8 @@
 A map of the package, from what users call to what stores do. `docs/internals/tour.md` has every file::
 
     _client.py     Client: checks what users hand in, makes locks
-    _lock.py       Lock, ReadWriteLock, Semaphore: a name, a mode and options; holds nothing
+    _lock.py       Lock, ReadWriteLock, Semaphore: what users see of a description; holds nothing
+    _description.py  what a lock asks for     _acquisition.py  what a holder has, until it is over
     _lease.py      Lease: held, released, or lost with a reason; leaving a body
     _multilock.py  several locks as one       _election.py  a lock whose holder leads, and says who it is
     _once.py       what is done once          _locked.py, _naming.py  names out of calls and templates

@@ -103,7 +103,9 @@ class Acquisition(Body):
     def not_held(self) -> NotHeld:
         """Return what a second release raises."""
         return NotHeld(
-            f"the lease on {self.request.name!r} was released before", name=self.request.name
+            f"the lease on {self.request.name!r} was released before: a lease is released once; to go on, "
+            "acquire the lock again",
+            name=self.request.name,
         )
 
     async def begin(self) -> None:

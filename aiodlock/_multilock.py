@@ -279,7 +279,8 @@ class Acquisitions(Body):
         """Return what a second release raises."""
         names = [one.request.name for one in self.all]
         return NotHeld(
-            f"the leases on {', '.join(map(repr, names))} were released before: a lease is released once",
+            f"the leases on {', '.join(map(repr, names))} were released before: a lease is released once; "
+            "to go on, acquire the locks again",
             name=names[0],
         )
 

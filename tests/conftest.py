@@ -72,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--heart",
         action="store_true",
-        help="the heart of the contract on the other stores, too, which differ in little but their Lua",
+        help="besides: the scripts and the heart of the contract on the other stores",
     )
     parser.addoption(
         "--eager",
@@ -224,9 +224,9 @@ def _chosen(config: pytest.Config) -> list[str]:
 
 
 _EACH = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *POSTGRES, PGBOUNCER, "etcd", "zookeeper")
+_SCRIPTS = (FAKEREDIS, "redis62", "redis70")
 #: What runs on further stores with ``--heart``: the scripts, the heart of the contract on every store, and
 #: what etcd and ZooKeeper go through by themselves.
-_SCRIPTS = (FAKEREDIS, "redis62", "redis70")
 _HEART: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("protocol/", "topology/test_version_marks"), _SCRIPTS),
     **dict.fromkeys(("contract/test_locking", "contract/test_lock_delay"), (*_SCRIPTS, *_EACH)),

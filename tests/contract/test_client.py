@@ -381,8 +381,10 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
     assert await is_free(watcher, "x")
 
 
-async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> None:
-    client = await aiodlock.Client(store.source, close_timeout=0.3).__aenter__()
+async def _goes_on_when_cancelled(
+    client: aiodlock.Client,
+) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """Begin a body that cleans up, when it is cancelled, until the event is set."""
     began, enough = asyncio.Event(), asyncio.Event()
 
     async def body() -> None:
@@ -395,6 +397,12 @@ async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> N
 
     task = asyncio.create_task(body())
     await began.wait()
+    return task, enough
+
+
+async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> None:
+    client = await aiodlock.Client(store.source, close_timeout=0.3).__aenter__()
+    task, enough = await _goes_on_when_cancelled(client)
     async with takes(at_least=0.25, at_most=0.3 + SOON):
         await client.__aexit__(None, None, None)
     assert not task.done()
@@ -511,18 +519,7 @@ async def test_a_cancelled_entering_leaves_nothing(proxy: FaultProxy) -> None:
 
 async def test_close_timeout_of_nothing_does_not_wait(store: Store) -> None:
     client = await aiodlock.Client(store.source, close_timeout=0).__aenter__()
-    began, enough = asyncio.Event(), asyncio.Event()
-
-    async def body() -> None:
-        async with client.lock("x"):
-            began.set()
-            try:
-                await until_cancelled()
-            finally:
-                await enough.wait()
-
-    task = asyncio.create_task(body())
-    await began.wait()
+    task, enough = await _goes_on_when_cancelled(client)
     async with takes(at_most=SOON):
         await client.__aexit__(None, None, None)
     enough.set()

@@ -257,21 +257,14 @@ async def test_a_holder_that_cannot_extend_is_told_within_its_ttl(
         await proxy.heal()
 
 
-async def test_a_lost_reply_leaves_no_ghost(proxy: FaultProxy) -> None:
+@pytest.mark.parametrize("lost", ["reply", "command"])
+async def test_a_lost_reply_leaves_no_ghost(proxy: FaultProxy, lost: str) -> None:
+    """Nor does a lost command."""
+    drop = proxy.drop_reply if lost == "reply" else proxy.drop_command
     async with aiodlock.Client(proxy.url) as client:
         await is_free(client, "x")
         for nth in range(1, 4):
-            proxy.drop_reply(named("EVALSHA", nth))
-            async with client.lock("x"):
-                pass
-            await until_free(client, "x")
-
-
-async def test_a_lost_command_leaves_no_ghost(proxy: FaultProxy) -> None:
-    async with aiodlock.Client(proxy.url) as client:
-        await is_free(client, "x")
-        for nth in range(1, 4):
-            proxy.drop_command(named("EVALSHA", nth))
+            drop(named("EVALSHA", nth))
             async with client.lock("x"):
                 pass
             await until_free(client, "x")

@@ -13,7 +13,7 @@ from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
-from ..scenes import bounded, soon, until_held
+from ..scenes import bounded, soon, until_held, until_waiting
 from ..servers import installed, postgres_server
 
 NAME = "order:42"
@@ -133,14 +133,13 @@ async def test_what_a_refusal_ends_names_it_on_one_line(
     server: PostgresServer, refuse: str, allow: str, words: str
 ) -> None:
     async with (
-        Client(server.url_of("locker"), ttl=3, unavailable_after=3) as client,
+        Client(server.url_of("locker"), ttl=6, unavailable_after=3) as client,
         Client(server.url) as other,
         other.lock("other"),
     ):
         lease = await client.lock(NAME, on_lost="flag").acquire()
         waiting = asyncio.create_task(client.lock("other").acquire())
-        while not (await other.inspect("other")).waiters:
-            await asyncio.sleep(0.01)
+        await until_waiting(other, "other")
         try:
             await asyncio.to_thread(server.execute, refuse)
             with pytest.raises(BackendUnavailable) as ended:
