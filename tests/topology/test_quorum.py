@@ -580,7 +580,7 @@ async def test_server_that_is_listed_under_two_names_is_refused(
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)
 async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
-    nodes: list[EmbeddedServer], make_client: MakeClient
+    nodes: list[EmbeddedServer], make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FaultProxy(nodes[2].url) as proxy:
         urls = [nodes[0].url, nodes[1].url, proxy.url]
@@ -590,6 +590,7 @@ async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
         proxy.lead_to(nodes[1].url)
         proxy.cut()
         await until(lambda: backend.nodes.doubles != {}, within=10.0)
+        assert [r for r in caplog.records if getattr(r, "event", "") == "node_twice"]
         nodes[0].kill()
         with pytest.raises(aiodlock.AcquireTimeout):
             await client.lock("n").acquire(timeout=1.0)
