@@ -36,7 +36,8 @@ class Dialer(Generic[ConnectionT]):
 
     Mutable state: ``patience`` (with one that is dialled alone), ``addresses`` (of all of them), ``_hosts``
     (the next one first), ``_dials`` (on their way), ``_came`` (connections that were not tried yet),
-    ``_failures`` (of the dials, in this ``open``).
+    ``_failures`` (of the dials, in this ``open``) and ``_silent`` (one that has run out since that was
+    learned from).
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Dialer(Generic[ConnectionT]):
         self._dials: dict[asyncio.Task[None], Host] = {}
         self._came: deque[Dialled[ConnectionT]] = deque()
         self._failures: list[Exception] = []
+        self._silent: TimeoutError | None = None
 
     @property
     def number(self) -> int:
@@ -71,23 +73,28 @@ class Dialer(Generic[ConnectionT]):
         """Return the next connection. Each place is dialled once, unless it is being dialled already.
 
         :param within: how long each is dialled at most (seconds).
-        :raises Exception: what the last one failed with, if all have; silence only if none tells more.
+        :raises Exception: what the last one failed with, if all have, or the others say nothing: they are
+            dialled further, for who has failed may be back before. Silence only if none tells more.
         """
         self._failures = []
         dialled, beside = len(self._dials), self.patience.usual
         while not self._came and (self._dials or dialled < self.number):
+            news: object = None
             if self._dials:
-                await asyncio.wait(self._dials, timeout=beside, return_when=asyncio.FIRST_COMPLETED)
+                news, _ = await asyncio.wait(
+                    self._dials, timeout=beside, return_when=asyncio.FIRST_COMPLETED
+                )
             if not self._came and dialled < self.number:
                 dialled += 1
                 self._dial_next(within)
+            elif self._failures and not news:
+                break
         if self._came:
             return self._came.popleft()
-        silent = [failed for failed in self._failures if isinstance(failed, TimeoutError)]
-        if silent:
+        silent, self._silent = self._silent, None
+        if silent is not None:
             self.patience.ran_out()
-        told = [failed for failed in self._failures if failed not in silent]
-        raise (told or silent)[-1]
+        raise self._failures[-1] if self._failures else silent or TimeoutError()
 
     def served(self, dialled: Dialled[ConnectionT]) -> None:
         """This connection is used: nobody needs another one."""
@@ -99,6 +106,7 @@ class Dialer(Generic[ConnectionT]):
         for dial in self._dials:
             dial.cancel()
         self._dials.clear()
+        self._silent = None
         while self._came:
             self._give_up(self._came.popleft().connection)
 
@@ -116,10 +124,12 @@ class Dialer(Generic[ConnectionT]):
             async with asyncio.timeout(within):
                 address = await self.addresses.choose(*host)
                 connection = await self._dial(host, address)
+        except TimeoutError as silent:
+            self._silent = silent
+            return
         except Exception as failed:
             self._failures.append(failed)
-            if not isinstance(failed, TimeoutError):
-                self._failed(failed)
+            self._failed(failed)
             return
         took = now() - began
         self.patience.answered(took)

@@ -166,7 +166,11 @@ async def test_silence_of_one_is_learned_from_although_another_one_refused_last(
             dials.answers[number].set_exception(ConnectionRefusedError(number))
     with pytest.raises(OSError):
         await opening
+    while dials.dialer.patience.learned == 0.001:  # it is dialled further, beside the next attempt
+        with pytest.raises(OSError):
+            await dials.dialer.open(60.0)
     assert dials.dialer.patience.learned == 0.002
+    dials.dialer.stop()
 
 
 async def test_silence_does_not_keep_the_next_server_waiting() -> None:
@@ -180,3 +184,22 @@ async def test_silence_does_not_keep_the_next_server_waiting() -> None:
         await dials.until_begun("1", "2", "3")
     opening.cancel()
     dials.dialer.stop()
+
+
+async def test_server_that_refused_is_dialled_again_while_another_one_is_silent() -> None:
+    """It was restarted, and is back long before the dark one is given up."""
+    dials = Dials(least=0.001)
+    opening = asyncio.create_task(dials.dialer.open(60.0))
+    await dials.until_begun("1", "2", "3")
+    for number in "23":
+        dials.answers[number].set_exception(ConnectionRefusedError(number))
+    async with asyncio.timeout(5.0):
+        with pytest.raises(ConnectionRefusedError):
+            await opening
+    again = asyncio.create_task(dials.dialer.open(60.0))
+    await dials.until_begun("1", "2", "3", "2")
+    dials.answers["2"].set_result("back")
+    dialled = await again
+    assert (dialled.connection, dialled.host) == ("back", HOSTS[1])
+    assert not dials.answers["1"].done()  # it was dialled once, and for as long as it takes
+    dials.dialer.served(dialled)
