@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiodlock import BackendError, BackendUnavailable
-from aiodlock.backends.postgres import dialing
+from aiodlock import BackendError
 from aiodlock.backends.postgres.dialing import Prepared
 from aiodlock.backends.postgres.inspection import _info
 from aiodlock.backends.postgres.notifications import Notifications
@@ -115,23 +113,6 @@ async def test_quick_greeting_does_not_take_back_what_slow_commits_have_taught()
     learned = patience.learned
     backend._on_connected(Prepared(None, None, 0.005), False)
     assert (patience.learned, link.connection) == (learned, None)
-
-
-async def test_dark_host_is_not_waited_for_long_beside_one_that_refuses() -> None:
-    """The one that refuses may be promoted meanwhile, and has to be asked again."""
-
-    async def dark() -> Exception:
-        await asyncio.sleep(60.0)
-        return TimeoutError()
-
-    async def standby() -> Exception:
-        return BackendUnavailable("is a standby")
-
-    tasks: list[Any] = [asyncio.create_task(dark()), asyncio.create_task(standby())]
-    async with asyncio.timeout(30.0):
-        reached, failures = await dialing._first_and_others(tasks, 0.1)
-    assert (reached, [str(one) for one in failures]) == ([], ["is a standby"])
-    tasks[0].cancel()
 
 
 _CELL = st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4) | st.booleans()

@@ -38,9 +38,8 @@ _LET_IN_TRIPS = 6
 FIRST_ANSWER = 2.0
 #: How long the other hosts are waited for when one has let the client in (seconds).
 OTHERS_WITHIN = 1.0
-#: The same where one has answered that it is not to be used, as a standby does: at least so long, and as
-#: long again as that took. A dark host must not delay that others are asked again: one may be promoted.
-_BESIDE = 10.0
+#: While some say nothing, the others are asked so often: one may be started again, or promoted (seconds).
+_ASK_AGAIN = 1.0
 
 
 class Prepared(NamedTuple):
@@ -127,9 +126,7 @@ class Dialer:
     """Connects to the host that counts.
 
     ``prepare`` runs on each new connection before it is chosen, and is told whether a pooler is between.
-    Mutable state: ``pooled`` (that is so), ``further`` (when a new connection came further than ever),
-    ``_beside`` (how long silent hosts are waited for beside one that has refused; twice as long when that
-    was in vain).
+    Mutable state: ``pooled`` (that is so), ``further`` (when a new connection came further than ever).
 
     :param sessions: the user says that a session is this client's alone.
     """
@@ -146,7 +143,6 @@ class Dialer:
         self.hosts: list[Host] = [Host(url) for url in one_host_each(source)]
         self.further: Further = Further()
         self.pooled: bool = pooled
-        self._beside = _BESIDE
         self._known = known
         self._prepare = prepare
         self._sessions = sessions
@@ -158,17 +154,15 @@ class Dialer:
 
     async def dial(self) -> Reached:
         """Return the best connection of all hosts that let this client in."""
-        tasks = [asyncio.create_task(self._reach(host)) for host in self.hosts]
+        silent = set(self.hosts)
+        tasks = [asyncio.create_task(self._reach(host, silent)) for host in self.hosts]
         kept: Connection | None = None
         try:
-            reached, failures = await _first_and_others(tasks, self._beside)
+            reached, failures = await _first_and_others(tasks)
             if not reached:
-                if len(failures) < len(tasks):
-                    self._beside = min(2 * self._beside, _LONGEST_LET_IN)
                 raise _most_telling(failures)
             chosen = self._choose(reached)
             kept = chosen.connection
-            self._beside = _BESIDE
             return chosen
         finally:
             for task in tasks:
@@ -181,7 +175,21 @@ class Dialer:
                     kept.terminate()
                 raise
 
-    async def _reach(self, host: Host) -> Reached | Exception:
+    async def _reach(self, host: Host, silent: set[Host]) -> Reached | Exception:
+        """Return a connection, or why there is none once no other host is silent.
+
+        :param silent: the hosts that have not answered yet.
+        """
+        while True:
+            reached = await self._ask(host)
+            silent.discard(host)
+            if not silent or isinstance(reached, Reached):
+                return reached
+            await asyncio.sleep(_ASK_AGAIN)
+            if not silent:
+                return reached
+
+    async def _ask(self, host: Host) -> Reached | Exception:
         try:
             return await self._let_in(host)
         except (*FAILURES, BackendError) as failed:
@@ -200,6 +208,9 @@ class Dialer:
                 self.further.reach(4, host.patience.expected)
             prepared = await self._prepare(connection, host, self.pooled)
             self.further.reach(5, host.patience.expected)
+            if self._known.value is not None and prepared.history is not None:
+                # An old primary may be near, and must not cut short what a far one takes to answer.
+                self._known.meet(prepared.history, host.where)
             return Reached(host.where, connection, prepared)
         except BaseException:
             connection.terminate()
@@ -235,15 +246,11 @@ class Dialer:
 
 
 async def _first_and_others(
-    tasks: Sequence[asyncio.Task[Reached | Exception]], beside: float
+    tasks: Sequence[asyncio.Task[Reached | Exception]],
 ) -> tuple[list[Reached], list[Exception]]:
-    """Wait for all hosts, but not for long when one has let the client in. In the order of the hosts.
-
-    :param beside: how long at least, if one has answered that it is not to be used (seconds).
-    """
-    pending, began = set(tasks), now()
+    """Wait for all hosts, but not for long when one has let the client in. In the order of the hosts."""
+    pending = set(tasks)
     until: float | None = None
-    let_in = False
     while pending:
         left = None if until is None else max(0.0, until - now())
         done, pending = await asyncio.wait(
@@ -251,10 +258,8 @@ async def _first_and_others(
         )
         if not done:
             break
-        if not let_in and any(isinstance(task.result(), Reached) for task in done):
-            let_in, until = True, now() + OTHERS_WITHIN
-        elif until is None and any(isinstance(task.result(), BackendError) for task in done):
-            until = began + max(beside, 2 * (now() - began))
+        if until is None and any(isinstance(task.result(), Reached) for task in done):
+            until = now() + OTHERS_WITHIN
     results = [task.result() for task in tasks if task.done()]
     return (
         [one for one in results if isinstance(one, Reached)],
