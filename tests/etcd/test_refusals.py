@@ -299,6 +299,18 @@ async def test_server_at_an_endpoint_that_is_not_etcd_is_passed_over(
         await server.stop(None)
 
 
+@pytest.mark.parametrize(("code", "words"), [("8", "too many requests"), ("14", "no leader")])
+async def test_member_that_carries_nothing_out_for_now_does_not_keep_a_client_from_another(
+    one_node: EtcdCluster, monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    monkeypatch.setattr("random.randrange", lambda *_: 0)
+    refusal = [("grpc-status", code), ("grpc-message", f"etcdserver: {words}")]
+    async with _answering(_GRPC, refusal) as busy:
+        url = f"etcd://127.0.0.1:{busy},{one_node.nodes[0].endpoint}"
+        async with Client(url) as client, client.lock("name") as lease:
+            assert lease.held
+
+
 async def test_who_was_never_let_write_is_told_at_once(guarded: EtcdCluster) -> None:
     _as_root(guarded, "auth/role/add", name="looks")
     permission = {"permType": "READ", "key": "bWluZS8=", "range_end": "bWluZTA="}

@@ -202,10 +202,11 @@ class Link:
             except OtherStore:
                 raise
             except BackendUnavailable as away:
-                # Another client has asked for the token, and got none.
+                # Another client has asked for the token, and got none. Else it is this member that is away.
                 if (
                     connection.over.done()
                     or way is not self._ways.present
+                    or self.access.user is None
                     or self._login.token is not None
                 ):
                     raise
