@@ -102,6 +102,35 @@ async def test_batches_are_limited_by_number_and_by_bytes() -> None:
         assert await sent(10, 1 << 20, 10, 10, own=own) == [1, 1, 2]
 
 
+async def test_what_was_given_up_is_not_sent_again_when_its_batch_was_refused() -> None:
+    """Its leave went out in a batch of its own, and was carried out before."""
+    sent: list[int] = []
+
+    class Refusing:
+        described = "etcd"
+
+        async def call(self, _: object, request: m.TxnRequest) -> m.TxnResponse:
+            sent.append(len(request.success))
+            if len(request.success) > 1:
+                given_up.cancel()
+                await asyncio.sleep(0)
+                raise BackendError("one of them is too large")
+            return m.TxnResponse(succeeded=True)
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def start(call: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
+        tasks.add(asyncio.create_task(call(*args)))
+        return True
+
+    batches = Batches(Refusing(), start)  # type: ignore[arg-type]
+    given_up = asyncio.create_task(batches.transact(b"a", _put(b"a", 10)))
+    other = asyncio.create_task(batches.transact(b"b", _put(b"b", 10)))
+    assert (await other).succeeded
+    await asyncio.wait(tasks)
+    assert sent == [2, 1]
+
+
 def test_size_of_a_request_is_never_told_too_small() -> None:
     keys = Keys.of("aiodlock", "lock", "\u20ac" * 170)
     leases = transactions.Leases((1 << 63) - 1, (1 << 63) - 1, (1 << 63) - 1)

@@ -130,9 +130,11 @@ class Batches:
         except BackendUnavailable as away:
             _fail(batch, away)
         except BackendError:
-            # Nothing was carried out, because of one of them: each by itself.
+            # Nothing was carried out, because of one of them: each by itself. Not what was given up meanwhile:
+            # its leave may have been carried out.
             for call in batch:
-                await self._call([call])
+                if not call[1].done():
+                    await self._call([call])
         else:
             for (_, answer, _), step in zip(batch, together.responses, strict=True):
                 assert step.response_txn is not None
