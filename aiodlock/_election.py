@@ -105,8 +105,8 @@ class Election:
         try:
             while True:
                 if session.death is not None:
-                    stop()
                     session = await self._core.ready()
+                    stop()
                     stop = session.backend.observe("lock", self.name, changed.set)
                 changed.clear()
                 pause = interval

@@ -181,6 +181,32 @@ async def test_leader_is_observed_across_a_death(client: Client) -> None:
     await leaders.aclose()
 
 
+async def test_observer_is_cancelled_while_no_new_session_begins(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = asyncio.Event()
+    ready = client._core.ready
+
+    async def wait(name: str | None = None, within: float | None = None) -> Session:
+        session = client._core.session
+        if within is None and session is not None and session.death is not None:
+            waits.set()
+        return await ready(name, within)
+
+    async def start(session: Session) -> None:
+        raise BackendUnavailable("the server refuses")
+
+    monkeypatch.setattr(client._core, "ready", wait)
+    monkeypatch.setattr(Session, "start", start)
+    following = asyncio.ensure_future(anext(client.election("e").observe(interval=0.01)))
+    await asyncio.sleep(0)
+    kill(client)
+    await waits.wait()
+    following.cancel()
+    await asyncio.wait({following})
+    assert following.cancelled()
+
+
 @pytest.mark.stores("memory")
 async def test_store_that_cannot_be_entered_anew_is_told_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
