@@ -1,4 +1,4 @@
-"""The hosts of a URL of PostgreSQL that are asked at once: what one of them says does not keep off another."""
+"""The hosts of a URL of PostgreSQL, asked at once: what one of them says does not keep off another."""
 
 from __future__ import annotations
 

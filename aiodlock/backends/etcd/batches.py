@@ -130,8 +130,8 @@ class Batches:
         except BackendUnavailable as away:
             _fail(batch, away)
         except BackendError:
-            # Nothing was carried out, because of one of them: each by itself. Not what was given up meanwhile:
-            # its leave may have been carried out.
+            # Nothing was carried out, because of one of them: each by itself. Not what was given up
+            # meanwhile: its leave may have been carried out.
             for call in batch:
                 if not call[1].done():
                     await self._call([call])
