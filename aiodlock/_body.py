@@ -17,7 +17,7 @@ from . import _process
 from ._errors import BackendError, LockLost
 from ._request import Block
 from ._session import Session
-from ._tasks import task_of
+from ._tasks import running_loop, task_of
 
 _Task = asyncio.Task[Any]
 
@@ -273,5 +273,5 @@ def _note(exc: BaseException, error: BaseException) -> None:
 
 def current_task() -> _Task | None:
     """Return the running task; None also where no loop runs, as when a generator is collected."""
-    loop = asyncio._get_running_loop()
+    loop = running_loop()
     return task_of(loop) if loop is not None else None

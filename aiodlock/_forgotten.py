@@ -11,6 +11,7 @@ from typing import Any
 from ._departure import Departure
 from ._home import Home
 from ._request import HELD, Request
+from ._tasks import running_loop
 from ._telling import Telling
 
 
@@ -27,7 +28,7 @@ class Forgotten:
         """Nobody references a lease any more that was not left. Called by the collector, on any thread."""
         if os.getpid() != self._home.pid or self._loop.is_closed():
             return  # after a fork the lease is the parent's
-        if request.task is None or asyncio._get_running_loop() is self._loop:
+        if request.task is None or running_loop() is self._loop:
             self._on_dropped(request, serial)
         else:
             with suppress(RuntimeError):  # the loop was closed meanwhile

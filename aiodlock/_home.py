@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from ._tasks import running_loop
+
 _OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
 _OTHER_PROCESS = "this Client was entered before a fork: make a new one in the child"
 
@@ -35,5 +37,4 @@ class Home:
         """Return why nothing of this client can be left here: for what may run without any loop, too."""
         if os.getpid() != self.pid:
             return RuntimeError(_OTHER_PROCESS)
-        running = asyncio._get_running_loop()
-        return RuntimeError(_OTHER_LOOP) if running not in (None, self.loop) else None
+        return RuntimeError(_OTHER_LOOP) if running_loop() not in (None, self.loop) else None

@@ -1,4 +1,4 @@
-"""The current task; and background tasks, started from tasks and from plain callbacks of the loop alike.
+"""The running loop and task; and background tasks, started from tasks and from plain callbacks alike.
 
 asyncio's task group does it, not anyio's: anyio asks which library is running, and since 4.14, where
 sniffio is installed, a callback outside of every task has no answer to that.
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+#: The loop that this thread runs; None if it runs none.
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
 #: The task that a loop of this thread runs; None outside of tasks.
 task_of: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
 if sys.version_info >= (3, 12):

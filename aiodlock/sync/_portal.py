@@ -24,6 +24,7 @@ from io import FileIO
 from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple
 
 from .._errors import BackendUnavailable, ClientClosed
+from .._tasks import running_loop
 
 _logger = logging.getLogger("aiodlock")
 _T = TypeVar("_T")
@@ -67,12 +68,12 @@ _STUCK = "the background thread of aiodlock.sync does not turn: a hook or a fina
 
 def runs_a_loop() -> bool:
     """Whether the calling thread runs an event loop."""
-    return asyncio._get_running_loop() is not None
+    return running_loop() is not None
 
 
 def check_no_loop() -> None:
     """Raise in a thread whose event loop a blocking call would stop."""
-    if asyncio._get_running_loop() is not None:
+    if runs_a_loop():
         check_no_greenlets()
         raise RuntimeError(_ADVICE)
 

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ..._clock import now
+from ..._tasks import running_loop
 from .machine import Message, Name, Seen
 
 _P = ParamSpec("_P")
@@ -177,7 +178,7 @@ class Store:
 
 def call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
     """Call something soon in an event loop, which may be another thread's, or over."""
-    if loop is asyncio._get_running_loop():
+    if loop is running_loop():
         loop.call_soon(call, *args)
         return
     try:
