@@ -17,7 +17,6 @@ from ._errors import (
     BackendError,
     BackendUnavailable,
     DeadlockError,
-    LockLost,
     concerning,
 )
 from ._model import IMPATIENT, Gone, Granted, Refused, RequestInfo, Terms, Waiting
@@ -117,11 +116,13 @@ class Acquiring:
             timeout = self._timeout
             try:
                 await (self._wait_for_turn() if timeout is None else self._turn_within(timeout))
+                if bodies:
+                    # A lease may have been lost meanwhile whose block is around this one. Others may have
+                    # held the name between the two, and what that body had begun was cut short.
+                    self._check_bodies(bodies)
             except BaseException as error:
                 await self._leave(error)
                 raise
-            if bodies:
-                await self._check_bodies_again(bodies)
         except BaseException as error:
             if about is not None:
                 session.telling.not_acquired(about, self._started, error)
@@ -184,17 +185,6 @@ class Acquiring:
                         f"{self._name!r} is entered again in its own body, which would wait for itself",
                         name=self._name,
                     )
-
-    async def _check_bodies_again(self, bodies: Sequence[Request]) -> None:
-        """Give a turn back that came when the lease of a block around it was lost meanwhile.
-
-        Others may have held the name between the two, and what the body had begun was cut short.
-        """
-        try:
-            self._check_bodies(bodies)
-        except LockLost:
-            await self._session.departure.withdraw(self._request)
-            raise
 
     # -- what the client keeps ----------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import _process
@@ -13,18 +13,19 @@ from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._request import HELD, Block, Request
 from ._session import Session
+from ._tasks import running_loop
 
 
 class Acquisition(Body):
     """What a ``Lease`` shows, and what is left with it. There may be several of one request, by re-entry.
 
     When nobody references it any more, it is released as soon as its task has ended. So an open block knows
-    ``block`` alone: a task may end without having left it.
+    ``acquisitions`` alone: a task may end without having left it.
     """
 
-    __slots__ = ("block", "request", "serial", "session", "tasks")
+    __slots__ = ("acquisitions", "request", "serial", "session", "tasks")
 
-    block: Block
+    acquisitions: tuple[Block, ...]
     request: Request
     serial: int
     session: Session
@@ -36,7 +37,7 @@ class Acquisition(Body):
         self.request = request
         request.serial = self.serial = request.serial + 1
         request.handles += (self.serial,)
-        self.block = Block(request, self.serial)
+        self.acquisitions = (Block(request, self.serial),)
 
     def __repr__(self) -> str:
         request = self.request
@@ -52,11 +53,6 @@ class Acquisition(Body):
         # On any thread, in the middle of anything.
         if self.serial in self.request.handles:
             self.session.forgotten.dropped(self.request, self.serial)
-
-    @property
-    def acquisitions(self) -> Sequence[Block]:
-        """What a body of it relies on."""
-        return (self.block,)
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +88,7 @@ class Acquisition(Body):
         """Return what to raise when it is not held."""
         session, request = self.session, self.request
         session.check_process()
-        if asyncio._get_running_loop() is not session.loop:
+        if running_loop() is not session.loop:
             # In a thread of the body's: what belongs to the loop is not touched.
             if request.state is HELD and not self.is_over:
                 return request.overdue_error()
@@ -143,12 +139,12 @@ class Acquisition(Body):
             return request.error() if request.reason is not None else None
         if not request.options.confirm_release or not wait:
             session.departure.in_background(request)
-            session.telling.released(request, request.granted_at)
+            session.telling.released(request)
             return None
         left = await session.departure.awaited(request)
         if left is not None and left.what == "gone":
             return session.register.lost_on_leaving(request, left.reason, self.serial)
-        session.telling.released(request, request.granted_at)
+        session.telling.released(request)
         return None
 
     async def release(self) -> None:
@@ -169,7 +165,7 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
     left = await session.departure.until_deadline(request, serial)
     if left.what == "gone":
         raise session.register.lost_on_leaving(request, left.reason, serial)
-    session.telling.released(request, request.granted_at)
+    session.telling.released(request)
 
 
 def _ends_hold(session: Session, request: Request, serial: int) -> bool:
@@ -180,6 +176,6 @@ def _ends_hold(session: Session, request: Request, serial: int) -> bool:
             session.departure.in_background(request)
         return False
     if last and request.may_linger and session.lingering.keep(request):
-        session.telling.released(request, request.granted_at)
+        session.telling.released(request)
         return False
     return last

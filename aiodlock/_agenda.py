@@ -39,10 +39,11 @@ class Agenda(Generic[_T]):
         heappush(self._heap, entry)
         return entry
 
-    def put_back(self, entry: Entry, moment: float) -> None:
-        """Use an entry again that ``take`` has returned: that makes no object."""
+    def put_back(self, entry: Entry, moment: float) -> Entry:
+        """Use an entry again that ``take`` has returned: that makes no object. Return it."""
         entry[0] = moment
         heappush(self._heap, entry)
+        return entry
 
     def remove(self, entry: Entry) -> None:
         """Leave the entry empty. When most are, keep the others."""

@@ -94,7 +94,7 @@ class Description:
         session = self.core.session
         if session is not None and session.death is not None:
             return self._acquire_later(timeout, own)
-        session = self.core.use(self.name)
+        session = self.core.use(self.terms.name)
         task = task_of(session.loop) if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")

@@ -37,6 +37,7 @@ class Hold:
 
     task: weakref.ref[asyncio.Task[Any]] | None
     task_id: int
+    scope: BodyScope | None
 
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
@@ -46,7 +47,6 @@ class Hold:
         self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0
-        self.scope: BodyScope | None = None
         self.belongs_to(task)
 
     def belongs_to(self, task: asyncio.Task[Any] | None) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from types import CoroutineType, TracebackType
 from typing import Any, Never
 
 from . import _short_way
-from ._acquire import OwnRequests
 from ._acquisition import Acquisition, release_handle
 from ._body import NOTHING, Blocks
 from ._core import Core
@@ -37,6 +36,7 @@ class Acquirable:
 
     def __init__(self, described: Description) -> None:
         self._described = described
+        self._acquire = described.acquire
         #: Whether a block may begin and end by ``_short_way``.
         self._short = _short_way.is_open(described.terms, described.options)
         self._entered: Blocks[Acquisition] = Blocks()
@@ -201,13 +201,6 @@ class Acquirable:
             return NOTHING
         task, acquired = meant
         return acquired.end_block(task, exc_type, exc)  # type: ignore[return-value]
-
-    # -- inside ------------------------------------------------------------------------------------
-
-    def _acquire(
-        self, timeout: float | None, own: OwnRequests | None = None
-    ) -> Coroutine[Any, Any, Acquisition]:
-        return self._described.acquire(timeout, own)
 
 
 class Lock(Acquirable):

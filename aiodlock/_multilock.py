@@ -251,7 +251,7 @@ class Acquisitions(Body):
     @property
     def acquisitions(self) -> Sequence[Block]:
         """What a body of it relies on."""
-        return [one.block for one in self.all]
+        return [block for one in self.all for block in one.acquisitions]
 
     @property
     def held(self) -> bool:

@@ -175,7 +175,7 @@ class OnceAcquisition(Acquisition):
             ) from lost
         if left.what != "recorded":
             return session.register.lost_on_leaving(request, left.reason, self.serial)
-        session.telling.released(request, request.granted_at)
+        session.telling.released(request)
         return None
 
 

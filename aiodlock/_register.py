@@ -94,7 +94,7 @@ class Register:
     def remove_unawaited(self, request: Request) -> None:
         """The same, after a leave that no caller waits for."""
         self.remove(request)
-        self._telling.released(request, request.granted_at)
+        self._telling.released(request)
 
     # -- losses --------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from ._linger import Lingering
 from ._register import Register
 from ._request import HELD, KEPT, LEAVING, LOST, WAITING, Events, Request
 from ._slices import Slices
-from ._tasks import start_soon
+from ._tasks import running_loop, start_soon
 from ._telling import Telling
 from .backends.base import Backend
 
@@ -316,14 +316,14 @@ class Session(Home):
             except asyncio.CancelledError as outer:
                 cancelled = outer
         for request in self.requests.values():
-            self.telling.released(request, request.granted_at)  # as far as this side will ever know
+            self.telling.released(request)  # as far as this side will ever know
         self.telling.log.end()
         if cancelled is not None:
             raise cancelled
 
     def check_usable(self) -> None:
         """Raise unless calls can be made here and now."""
-        if _process.pid != self.pid or asyncio.get_running_loop() is not self.loop:
+        if _process.pid != self.pid or running_loop() is not self.loop:
             self.check_here()  # each call of a lock comes by: it raises
         if self.death is not None:
             raise self._death_error()

@@ -7,7 +7,6 @@ the task is in no other block. What calls are saved stands here instead of them.
 
 from __future__ import annotations
 
-import asyncio
 from enum import Enum
 from typing import Final, Literal
 
@@ -19,7 +18,7 @@ from ._model import Terms
 from ._options import LockOptions
 from ._request import HELD
 from ._session import Session
-from ._tasks import task_of
+from ._tasks import running_loop, task_of
 
 
 class Later(Enum):
@@ -55,7 +54,7 @@ def begin(
         or (request.terms is not terms and request.terms != terms)
         or (request.options is not options and request.options != options)
         or _process.pid != session.pid
-        or asyncio._get_running_loop() is not loop
+        or running_loop() is not loop
         or (task := task_of(loop)) is None
         or task in session.bodies.open
         or session.death is not None
@@ -85,7 +84,7 @@ def begin(
         except BaseException:
             session.departure.give_up(request, acquired.serial)
             raise
-    session.bodies.enter_first(task, acquired.block)
+    session.bodies.enter_first(task, acquired.acquisitions[0])
     return acquired
 
 
@@ -101,7 +100,7 @@ def end(session: Session, entered: Blocks[Acquisition]) -> bool:
         or not request.may_linger
         or acquired.session is not session  # the client was left and entered again
         or _process.pid != session.pid
-        or asyncio._get_running_loop() is not session.loop
+        or running_loop() is not session.loop
         or task_of(session.loop) is not task
     ):
         return False
@@ -122,5 +121,5 @@ def end(session: Session, entered: Blocks[Acquisition]) -> bool:
     request.handles = ()
     session.lingering.keep_until(request, moment + terms.linger)
     if request.told is not None:
-        session.telling.released(request, request.granted_at)
+        session.telling.released(request)
     return True

@@ -64,11 +64,11 @@ class Telling:
             request.told = replace(about, token=request.token)
             self._tell("acquired", request.told, 0.0)
 
-    def released(self, request: Request, granted_at: float) -> None:
+    def released(self, request: Request) -> None:
         """A lease was released."""
         if request.told is not None:
             told, request.told = request.told, None
-            self._tell("released", told, now() - granted_at)
+            self._tell("released", told, now() - request.granted_at)
 
     def lost(self, request: Request) -> None:
         """A lease was marked as lost."""

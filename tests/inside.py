@@ -46,6 +46,4 @@ def check_request(session: Session, request: Request) -> None:
 def schedule_of(place: object) -> Schedule:
     """Return when something is due about a place that a keeper keeps."""
     assert isinstance(place, Kept)
-    if place.schedule is None:
-        place.schedule = Schedule()
-    return place.schedule
+    return place.planned()

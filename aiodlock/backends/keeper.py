@@ -146,7 +146,7 @@ class Keeper:
 
     def look_at(self, place: Kept, moment: float) -> None:
         """The place is the head of its queue, and what blocks it may end at ``moment``."""
-        schedule = self._schedule_of(place)
+        schedule = place.planned()
         schedule.look_at = moment + _LOOK_SLACK
         if place in self._fresh:
             schedule.beat = self._first_beat(place)
@@ -156,7 +156,7 @@ class Keeper:
     def extend_now(self, place: Kept) -> None:
         """Extend at the next turn of the loop."""
         if place.stage is WAITING or place.stage is HELD:
-            schedule = self._schedule_of(place)
+            schedule = place.planned()
             schedule.beat, schedule.asked = 0.0, False
             self._plan(place, schedule)
 
@@ -182,7 +182,8 @@ class Keeper:
 
     def drop(self, place: Kept) -> None:
         """It is over: tell nobody of it any more."""
-        self.forget(place)
+        if place.stage is not OVER:  # else its leave was sent
+            self.forget(place)
         self.places.pop(place.id, None)
         place.listener = NOBODY
 
@@ -250,7 +251,7 @@ class Keeper:
     def on_back(self) -> None:
         """The connection is back, perhaps to a store that was restarted empty: as with another server, but
         there is a little time to ask about holders."""
-        self._ask_about_all(self.spread_of(len(self.places)))
+        self._ask_about_all(min(len(self.places) / _ASKED_PER_SECOND, _LONGEST_SPREAD))
 
     def on_broken(self, request_id: str, token: int) -> None:
         """An operator broke the lease that has this token."""
@@ -285,12 +286,12 @@ class Keeper:
 
     def _ask_about_held(self, place: Kept, spread: float) -> None:
         """See within ``spread`` whether the store knows of the hold, unless it must not be extended."""
-        if not place.terms.auto_extend or self._at_maximum(place):
+        if not place.terms.auto_extend or place.at_maximum:
             return
         if not spread:
             self.extend_now(place)
             return
-        schedule = self._schedule_of(place)
+        schedule = place.planned()
         if not schedule.asked:
             schedule.beat = min(schedule.beat, now() + random.uniform(0.0, spread))
             self._plan(place, schedule)
@@ -308,11 +309,6 @@ class Keeper:
         """Call ``look`` for each place there is now, a slice in each turn of the loop."""
         self._looks.append((deque(self.places.values()), look))
         self._look_on()
-
-    @staticmethod
-    def spread_of(number: int) -> float:
-        """Return the seconds over which so many holders are asked about after a reconnection."""
-        return min(number / _ASKED_PER_SECOND, _LONGEST_SPREAD)
 
     async def _leave_unknown(self, request_id: str, where: str) -> None:
         try:
@@ -341,12 +337,6 @@ class Keeper:
 
     def _start_batch(self, server: object, batch: Sequence[Kept]) -> None:
         start_soon(self._tasks, self._sender.fly(server, batch))
-
-    @staticmethod
-    def _schedule_of(place: Kept) -> Schedule:
-        if place.schedule is None:
-            place.schedule = Schedule()
-        return place.schedule
 
     def _plan(self, place: Kept, schedule: Schedule) -> None:
         """Let the place come up when the next is due."""
@@ -401,7 +391,7 @@ class Keeper:
         """Put a slice of what must be extended now into the batch; and a slice of what is new, which may be
         due already, into the heap."""
         for place in list(islice(self._fresh, SLICE)):
-            schedule = self._schedule_of(place)
+            schedule = place.planned()
             schedule.beat = self._first_beat(place)
             self._plan(place, schedule)  # it is not new any more
         due: list[tuple[Kept, Schedule, Entry]] = []
@@ -410,10 +400,10 @@ class Keeper:
             if entry is None:
                 break
             place = entry[2]
-            schedule = self._schedule_of(place)
+            schedule = place.planned()
             schedule.entry = None
             if schedule.due > moment:
-                self._put_back(schedule, entry, schedule.due)
+                schedule.entry = self._agenda.put_back(entry, schedule.due)
             elif place.stage is WAITING or moment < place.deadline - place.terms.margin:
                 due.append((place, schedule, entry))
             # Else the lease is over: it must not come back to life, and the core marks it as lost.
@@ -423,22 +413,14 @@ class Keeper:
                 schedule.silent_since = moment
             schedule.due = self._next_moment(place, schedule)
             # Not behind the beat after this one: the entry need not be made anew when the answer comes.
-            self._put_back(schedule, entry, min(schedule.due, self._beat_of(place)))
+            first = min(schedule.due, self._beat_of(place))
+            schedule.entry = self._agenda.put_back(entry, first)
             self._batch.append(place)
-
-    @staticmethod
-    def _at_maximum(place: Kept) -> bool:
-        maximum = place.terms.max_hold
-        return maximum is not None and place.deadline >= place.granted_at + maximum
 
     def _watch(self, place: Kept, watching: bool) -> None:
         if place.watching != watching:
             place.watching = watching
             self.store.watch(place, watching)
-
-    def _put_back(self, schedule: Schedule, entry: Entry, when: float) -> None:
-        schedule.entry = entry
-        self._agenda.put_back(entry, when)
 
     def _look_on(self) -> None:
         """Look at the next slice of what is to be looked at."""
@@ -455,7 +437,7 @@ class Keeper:
 
     def on_answer(self, place: Kept, answer: Answer, length: float, as_holder: bool) -> None:
         """Take the answer to an extension by ``length``; ``as_holder``: it was sent as a holder's."""
-        schedule = self._schedule_of(place)
+        schedule = place.planned()
         schedule.failures, schedule.silent_since, place.silent = 0, None, False
         again = schedule.is_due_again
         what = outcome(place, answer, length, as_holder, now())
@@ -498,7 +480,7 @@ class Keeper:
         When nothing is left (or only the margin), the body waits until that extension is answered. Else it
         is sent a moment later, and who holds for a shorter time is spared it.
         """
-        schedule = self._schedule_of(place)
+        schedule = place.planned()
         schedule.look_at = None
         place.granted, place.token = True, token
         if place.watching:
@@ -526,7 +508,7 @@ class Keeper:
 
     def on_unknown(self, place: Kept, error: BackendError) -> None:
         """An extension had no answer: try it again."""
-        schedule = self._schedule_of(place)
+        schedule = place.planned()
         again = schedule.is_due_again
         schedule.asked = False
         if place.stage is OVER:
@@ -561,7 +543,7 @@ class Keeper:
     def _beat_of(self, place: Kept, latest: float = NEVER) -> float:
         terms = place.terms
         if place.stage is HELD:
-            if not terms.auto_extend or self._at_maximum(place):
+            if not terms.auto_extend or place.at_maximum:
                 return NEVER
             length = _without_margin(place.lease_ttl, terms)
         else:

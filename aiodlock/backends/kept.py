@@ -328,6 +328,20 @@ class Kept(StoreRequest):
             self.deadline, now() + max(self.terms.waiter_ttl, self.terms.ttl, self.lease_ttl)
         )
 
+    @property
+    def at_maximum(self) -> bool:
+        """Whether a holder must not be extended any more."""
+        maximum = self.terms.max_hold
+        return maximum is not None and self.deadline >= self.granted_at + maximum
+
+    def planned(self) -> Schedule:
+        """Return its schedule, which is made when something is to be planned."""
+        if self.schedule is None:
+            self.schedule = Schedule()
+        return self.schedule
+
+    # -- its life ----------------------------------------------------------------------------------
+
     def hold(self, token: int, deadline: float) -> None:
         """Become a holder, and tell the core if it waits for that. The place in the queue may have had more
         time left than the lease has: on a quorum, other nodes kept it."""

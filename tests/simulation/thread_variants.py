@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from aiodlock import LockLost
 from aiodlock._acquire import Acquiring
-from aiodlock._request import State
+from aiodlock._request import Request, State
 from aiodlock.sync import _block, _body, _holds, _life, _lock, _portal, _recipe
 from aiodlock.sync._body import start_thread
 from aiodlock.sync._holds import Hold
@@ -89,8 +89,13 @@ def _begins_in_the_loop(simulation: Simulation) -> None:
     simulation.patch(Hold, "wait_for_thread", lambda _: None)
 
 
-async def _is_right_again(*_: object) -> None:
-    """The lease of the block around it is not looked at any more."""
+def _checks_once(acquiring: Acquiring, bodies: Sequence[Request]) -> None:
+    """Not look at the leases of the blocks around it any more once the turn has come."""
+    if not hasattr(acquiring, "_request"):
+        _check_bodies(acquiring, bodies)
+
+
+_check_bodies = Acquiring._check_bodies
 
 
 _INTERRUPTED = _often(interrupts=1.0, hold=0.4, think=0.02, names=1, tasks=3, shared=0.0)
@@ -145,7 +150,7 @@ THREAD_VARIANTS = {
                 faults=("stuck", "pause", "slow"),
                 pause_between_faults=0.1,
             ),
-            _without(Acquiring, "_check_bodies_again", _is_right_again),
+            _without(Acquiring, "_check_bodies", _checks_once),
         ),
         ("again",),
         kind=Threads,

@@ -181,7 +181,7 @@ def _rely_on_notices(simulation: Simulation) -> None:
 
     simulation.patch(Keeper, "_beat_of", beat_of)
     simulation.patch(
-        Keeper, "look_at", lambda self, place, moment: self._plan(place, self._schedule_of(place))
+        Keeper, "look_at", lambda self, place, moment: self._plan(place, place.planned())
     )
 
 
@@ -217,7 +217,7 @@ def _look_late(simulation: Simulation) -> None:
     )
     simulation.patch(Keeper, "_beat_of", beat_of)
     simulation.patch(
-        Keeper, "look_at", lambda self, place, moment: self._plan(place, self._schedule_of(place))
+        Keeper, "look_at", lambda self, place, moment: self._plan(place, place.planned())
     )
 
 
