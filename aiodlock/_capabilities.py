@@ -5,6 +5,21 @@ from __future__ import annotations
 from ._errors import Unsupported
 from ._model import Capabilities, Terms
 
+_ONE = "one Redis or Valkey server, Sentinel, a cluster, PostgreSQL"
+#: Which stores have what others have not.
+_STORES = {
+    "hold_at_least": f"{_ONE}, etcd or memory://",
+    "linger": f"{_ONE}, etcd, ZooKeeper or memory://",
+    "lock_delay": "a store that remembers lost holders: this one forgets them",
+    "once": f"{_ONE}, etcd or memory://",
+    "resize": f"{_ONE} or memory://",
+}
+
+
+def needs(what: str) -> Unsupported:
+    """Return the error for what this store has not."""
+    return Unsupported(f"{what} needs {_STORES[what]}")
+
 
 def refuse_unsupported(can: Capabilities, terms: Terms, ttl: float, store: str) -> None:
     """Raise Unsupported for a lock that the store has not.
@@ -13,6 +28,16 @@ def refuse_unsupported(can: Capabilities, terms: Terms, ttl: float, store: str) 
     :param store: the store in words.
     """
     name = terms.name
+    if terms.hold_at_least and not can.hold_at_least:
+        raise needs("hold_at_least")
+    if terms.linger and not can.linger:
+        raise needs("linger")
+    if terms.lock_delay and not can.lock_delay:
+        raise needs("lock_delay")
+    if terms.resize and not can.resize:
+        raise needs("resize")
+    if terms.kind == "once" and not can.once:
+        raise needs("once")
     if terms.kind == "semaphore" and not can.semaphores:
         raise Unsupported(
             f"semaphore {name!r}: a semaphore needs one place that counts its holders, and {store} has "
@@ -20,8 +45,6 @@ def refuse_unsupported(can: Capabilities, terms: Terms, ttl: float, store: str) 
         )
     if terms.kind == "lock" and terms.mode == "shared" and not can.shared:
         raise Unsupported(f"lock {name!r}: {store} has no shared mode, only exclusive locks")
-    if terms.lock_delay and not can.lock_delay:
-        raise Unsupported(f"lock {name!r}: {store} cannot keep a name closed: leave lock_delay out")
     refuse_short(can, f"lock {name!r}: ttl", ttl, store)
 
 

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 from urllib.parse import quote, unquote
 
+from ._capabilities import needs
 from ._core import Core
 from ._description import Description
 from ._election import Election
-from ._errors import Unsupported
 from ._hooks import Hooks
 from ._keywords import LockKeywords, OwnerlessKeywords, UnnamedKeywords
 from ._lock import Lock, ReadWriteLock, Semaphore
@@ -28,13 +28,14 @@ from ._options import (
     CLIENTS_ELSEWHERE,
     CLOSING_ELSEWHERE,
     SHORTEST_TTL,
-    LockOptions,
     OnLost,
     answers,
     check_flag,
+    check_int,
     check_kind,
     check_limit,
     check_note,
+    check_prefix,
     check_seconds,
     check_text,
     check_timeout,
@@ -52,7 +53,6 @@ SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
-_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
 
@@ -119,16 +119,7 @@ class Client:
         description: str = "",
         deadlock_after: float | None = 2.0,
     ) -> None:
-        if not isinstance(prefix, str):
-            raise TypeError(f"prefix must be a str, not {prefix!r}")
-        if not _PREFIX.fullmatch(prefix):
-            raise ValueError(
-                f"prefix must be 1 to 128 letters, digits and '_.:-', not {prefix!r}: braces, "
-                "spaces and glob characters would break key names"
-            )
-        if isinstance(min_replicas, bool) or not isinstance(min_replicas, int):
-            raise TypeError(f"min_replicas must be an int, not {min_replicas!r}")
-        if min_replicas < 0:
+        if check_int("min_replicas", min_replicas) < 0:
             raise ValueError(f"min_replicas must not be negative, and is {min_replicas}")
         self._ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
         waiter_ttl = check_seconds("waiter_ttl", waiter_ttl, least=SHORTEST_TTL)
@@ -144,7 +135,7 @@ class Client:
         store = read_source(
             source,
             StoreOptions(
-                prefix=prefix,
+                prefix=check_prefix(prefix),
                 ttl=self._ttl,
                 token_retention=token_retention,
                 unavailable_after=unavailable_after,
@@ -237,12 +228,8 @@ class Client:
         """
         if wrong:
             refuse_keywords("lock()", wrong)
-        if hold_at_least and not self._core.store.capabilities.hold_at_least:
-            raise Unsupported(_needs("hold_at_least"))
-        if linger and not self._core.store.capabilities.linger:
-            raise Unsupported(_needs("linger"))
-        options = self._options(
-            ttl,
+        options = lock_options(
+            self._ttl if ttl is None else ttl,
             timeout,
             auto_extend,
             max_hold,
@@ -255,10 +242,6 @@ class Client:
             note,
             linger,
         )
-        if lock_delay and not self._core.store.capabilities.lock_delay:
-            raise Unsupported(
-                "lock_delay needs a store that remembers lost holders: this one forgets them"
-            )
         return Lock(Description(self._core, check_text("name", name), "exclusive", options))
 
     def rwlock(self, name: str, **options: Unpack[LockKeywords]) -> ReadWriteLock:
@@ -296,8 +279,6 @@ class Client:
         )
         plain = self._describe(name, **options)
         check_flag("resize", resize)
-        if resize and not self._core.store.capabilities.resize:
-            raise Unsupported(_needs("resize"))
         limit, given = check_limit(limit), plain.options
         return Semaphore(
             Description(
@@ -338,7 +319,6 @@ class Client:
         check_seconds("keep", keep, least=0.001)
         plain = self._describe(name, **options)
         check_hold(plain.options.hold_at_least, keep)
-        self._check_records()
         return Once(self._core, plain.name, plain.options, keep)
 
     def once_per(
@@ -396,15 +376,12 @@ class Client:
             answer came: then it may be done, and is not tried again, since it could take a newer success.
         """
         check_text("name", name)
-        self._check_records()
+        if not self._core.store.capabilities.once:
+            raise needs("once")
         await self._core.inspect(
             "once", name
         )  # the connection may just have been lost: this reconnects
         return await self._core.answer_soon(lambda store: store.forget(name), name, repeats=False)
-
-    def _check_records(self) -> None:
-        if not self._core.store.capabilities.once:
-            raise Unsupported(_needs("once"))
 
     def election(self, name: str, **options: Unpack[OwnerlessKeywords]) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
@@ -473,9 +450,6 @@ class Client:
     def _describe(self, name: str, **options: Any) -> Description:
         """Describe an exclusive lock, which other kinds are made of, by options as of ``lock``."""
         return self.lock(name, **options)._described
-
-    def _options(self, ttl: float | None, *others: Any) -> LockOptions:
-        return lock_options(self._ttl if ttl is None else ttl, *others)
 
     def locked(
         self, template: str, **options: Unpack[LockKeywords]
@@ -615,6 +589,11 @@ class Client:
         )
 
 
+def core_of(client: Client) -> Core:
+    """Return the inside of a client, for the rooms of this package that are built on clients."""
+    return client._core
+
+
 def _refuse(options: OwnerlessKeywords, owner: str, linger: str) -> None:
     """Raise ValueError if one of these options was given in spite of what the types say."""
     given: dict[str, Any] = {**options}
@@ -622,20 +601,6 @@ def _refuse(options: OwnerlessKeywords, owner: str, linger: str) -> None:
         raise ValueError(owner)
     if given.get("linger"):
         raise ValueError(f"linger has no meaning for {linger}")
-
-
-_ONE = "one Redis or Valkey server, Sentinel, a cluster, PostgreSQL"
-#: Which stores have what others have not.
-_STORES = {
-    "hold_at_least": f"{_ONE}, etcd or memory://",
-    "linger": f"{_ONE}, etcd, ZooKeeper or memory://",
-    "once": f"{_ONE}, etcd or memory://",
-    "resize": f"{_ONE} or memory://",
-}
-
-
-def _needs(what: str) -> str:
-    return f"{what} needs {_STORES[what]}"
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

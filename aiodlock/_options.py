@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ SHORTEST_TTL = 0.05
 LONGEST_SECONDS = 1e9
 LONGEST_NAME = 512
 LONGEST_NOTE = 200
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 #: Of the ttl: the rest has room for a clock's drift and one extension.
 LARGEST_MARGIN = 0.9
 
@@ -283,8 +285,25 @@ def check_text(what: str, value: object) -> str:
 
 def check_limit(value: object) -> int:
     """Return how many may hold a semaphore."""
+    limit = check_int("limit", value)
+    if not 1 <= limit <= 1_000_000:
+        raise ValueError(f"limit must be from 1 to 1,000,000, not {limit}")
+    return limit
+
+
+def check_int(what: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"limit must be an int, not {value!r}")
-    if not 1 <= value <= 1_000_000:
-        raise ValueError(f"limit must be from 1 to 1,000,000, not {value}")
+        raise TypeError(f"{what} must be an int, not {value!r}")
+    return value
+
+
+def check_prefix(value: object) -> str:
+    """Return what every key may begin with, or raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"prefix must be a str, not {value!r}")
+    if not _PREFIX.fullmatch(value):
+        raise ValueError(
+            f"prefix must be 1 to 128 letters, digits and '_.:-', not {value!r}: braces, "
+            "spaces and glob characters would break key names"
+        )
     return value
