@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, get_args
 
-from ._client import Client
+from ._client import Client, core_of
 from ._errors import BackendError, BackendUnavailable, LossReason, Unsupported
 from ._lease import Lease
 from ._lock import Acquirable
@@ -110,7 +110,8 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
         raise ValueError(f"reason must be one of {get_args(LossReason)}, not {reason!r}")
     if not lease.held:
         raise ValueError(f"{lease!r} is not held: there is nothing to lose")
-    request, session = lease._acquired.request, lease._acquired.session
+    acquired = lease._acquired
+    request, session = acquired.request, acquired.session
     session.register.lose(request, reason)
     gone: asyncio.Future[None] = session.loop.create_future()
 
@@ -184,7 +185,7 @@ def drop_next_notice(client: Client) -> _Injection:
 
     :raises Unsupported: for stores where a grant is not told by a message of its own.
     """
-    backend = client._core.use().backend
+    backend = core_of(client).use().backend
     if not isinstance(backend, KeptBackend):
         raise Unsupported(f"{backend!r} has no notices of grants that could be lost")
     injection = _Injection(backend.keeper, "on_granted")
@@ -217,7 +218,7 @@ def fail_next_call(client: Client, error: Exception | None = None) -> _Injection
     """
     if error is None:
         error = BackendUnavailable("the store does not answer (a test made it so)")
-    session = client._core.use()
+    session = core_of(client).use()
     injection = _Injection(session, "check_usable")
     raised = error
 

@@ -186,7 +186,7 @@ class Screen:
     """Events as plain lines, or in a terminal a live view of holder, queue and the last events."""
 
     def __init__(self, client: Client, *, as_json: bool) -> None:
-        self._client = client
+        self.client = client
         self._as_json = as_json
         self._console = Console(force_terminal=False if as_json else None)
         self._events: list[str] = []
@@ -223,7 +223,7 @@ class Screen:
 
     async def _look(self) -> None:
         while True:
-            self._info = await self._client.inspect(NAME)
+            self._info = await self.client.inspect(NAME)
             await asyncio.sleep(0.08)
 
     def _render(self) -> Group:
@@ -305,7 +305,7 @@ async def show_turns(screen: Screen, server: Server, folder: Path) -> None:
 async def show_deaths(screen: Screen, server: Server, folder: Path, ghosts: int) -> None:
     dead = f"the holder and {ghosts} waiters" if ghosts else "the holder"
     screen.event(f"next, {dead} will be killed while one more process waits")
-    client = screen._client
+    client = screen.client
     tasks = ["hold"] * (1 + ghosts) + ["take"]
     async with workers(server.url, folder / "unused", *tasks) as started:
         for place, worker in enumerate(started):

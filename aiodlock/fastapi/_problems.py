@@ -12,7 +12,7 @@ from fastapi import HTTPException, WebSocket, WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
-from .._client import Client
+from .._client import Client, core_of
 from .._errors import (
     AcquireTimeout,
     BackendError,
@@ -166,7 +166,7 @@ def _log(client: object, error: LockError) -> None:
 
     :param client: the one of the request, or what a test has put in its place.
     """
-    session = client._core.session if isinstance(client, Client) else None
+    session = core_of(client).session if isinstance(client, Client) else None
     event, text = "request_refused", "a request gets 503: %s"
     if session is None:
         _logger.warning(text, error, extra={"event": event, "lock": error.name})

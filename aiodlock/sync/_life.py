@@ -40,7 +40,7 @@ class Life:
 
     def __init__(self, template: core.Client) -> None:
         self.template: core.Client = template
-        self._described = template._core.described
+        self._described = core.core_of(template).described
         self._pid = os.getpid()
         self._runnings: dict[int, Running] = {}
         self._entered = False

@@ -120,7 +120,7 @@ class Running:
         await self.inner.__aexit__(None, None, None)
 
     async def _close_at_exit(self) -> None:
-        of_inner = self.inner._core
+        of_inner = core.core_of(self.inner)
         of_inner.close_timeout = _CLOSE_AT_EXIT
         session = of_inner.session
         if session is not None:

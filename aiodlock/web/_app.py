@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from .._client import Client
+from .._client import Client, core_of
 from .._clock import now
 from .._errors import LockError
 from .._model import LockInfo
@@ -138,8 +138,8 @@ class _Pages:
         self._templates.globals.update(
             read_only=read_only,
             sorts=_view.SORTS,
-            kinds=client._core.kinds(),
-            store=printable(client._core.named),
+            kinds=core_of(client).kinds(),
+            store=printable(core_of(client).named),
         )
 
     # -- pages -----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class _Pages:
 
     def _key(self, request: Request) -> Key | None:
         wanted = request.query_params.get("kind", "lock")
-        kind = next((kind for kind in self._client._core.kinds() if kind == wanted), None)
+        kind = next((kind for kind in core_of(self._client).kinds() if kind == wanted), None)
         try:
             return kind and (kind, check_text("name", request.query_params["n"]))
         except (KeyError, ValueError):

@@ -12,17 +12,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from .._client import Client, core_of
 from .._clock import now
 from .._cycles import Cycle
 from .._errors import LockError
 from .._hooks import Hooks
 from .._model import Kind, LockInfo, RequestInfo
 from ._history import History
-
-if TYPE_CHECKING:
-    from .._client import Client
 
 #: Seconds between two looks.
 INTERVAL = 1.0
@@ -244,7 +242,7 @@ class Watch:
         await self._ask_about(list(visible)[:_VISIBLE])
         await self._go_on()
         if self.looks % _CYCLES_EACH == 0:
-            self.deadlocks = await self._client._core.deadlocks(self._who_waits_long())
+            self.deadlocks = await core_of(self._client).deadlocks(self._who_waits_long())
 
     def _who_waits_long(self) -> list[str]:
         """Return the clients whose requests have waited for so long that they may have told it."""
@@ -263,7 +261,7 @@ class Watch:
             names.setdefault(kind, []).append(name)
         for kind, some in names.items():
             self.asked += len(some)
-            for info in await self._client._core.inspect_many(some, kind):
+            for info in await core_of(self._client).inspect_many(some, kind):
                 self._take(info)
                 for viewer in self._viewers:
                     if viewer.one == (kind, info.name):
@@ -285,7 +283,7 @@ class Watch:
         began = now()
         # The kind with the fewest names first: those left out are then of the kind that has so many.
         kinds = sorted(
-            (await self._client._core.held_names()).items(), key=lambda names: len(names[1])
+            (await core_of(self._client).held_names()).items(), key=lambda names: len(names[1])
         )
         found = [(kind, name) for kind, names in kinds for name in names]
         self.left_out = max(0, len(found) - MOST_NAMES)
