@@ -38,12 +38,13 @@ Block: TypeAlias = "tuple[weakref.ref[Here], Opened, FrameType | None]"
 _PAUSES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def generator(frame: FrameType) -> FrameType | None:
-    """Return the frame, if it is a generator's or a coroutine's.
+def generator() -> FrameType | None:
+    """Return the frame that enters or leaves a block, if it is a generator's or a coroutine's.
 
     Nothing else tells whose block is left: a generator may be closed in any block, and collected in any
     thread. (The frame itself, not its id, which another one would get when the generator's has ended.)
     """
+    frame = sys._getframe(2)
     return frame if frame.f_code.co_flags & _PAUSES else None
 
 
@@ -61,9 +62,9 @@ class Entered:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, opened: Opened, frame: FrameType) -> None:
-        """One was entered, in this thread."""
-        self._open.append((here().ref, opened, generator(frame)))
+    def add(self, opened: Opened, inside: FrameType | None) -> None:
+        """One was entered, in this thread, inside of this generator if there is one."""
+        self._open.append((here().ref, opened, inside))
 
     def discard(self, opened: Opened) -> None:
         """Forget a block that was never begun."""
@@ -75,21 +76,23 @@ class Entered:
         """It is left."""
         self._open.remove(block)
 
-    def leave_soon(self, block: Block | None, frame: FrameType) -> None:
+    def leave_soon(self, block: Block | None, inside: FrameType | None) -> None:
         """Leave a block in the background whose leaving was interrupted; None: before it was found."""
         if block is None:
-            block = self._own(frame)
+            block = self._own(inside)
         if block is not None:
             if block in self._open:
                 self._open.remove(block)
             block[1].leave_soon()
 
-    def find(self, what: object, exc: BaseException | None, frame: FrameType) -> Block | None:
+    def find(
+        self, what: object, exc: BaseException | None, inside: FrameType | None
+    ) -> Block | None:
         """Return which block is left: the one that this generator has entered, else this thread's latest,
         else the only one, else the only one whose thread has ended. Else none is: RuntimeError, or a note
         to what comes out of the body. (Of a generator that is closed nothing comes out to have a note.)
         """
-        own = self._own(frame)
+        own = self._own(inside)
         if own is not None:
             return own
         entries = self._open
@@ -105,10 +108,10 @@ class Entered:
         refuse(None if isinstance(exc, GeneratorExit) else exc, error)
         return None
 
-    def _own(self, frame: FrameType) -> Block | None:
+    def _own(self, inside: FrameType | None) -> Block | None:
         me, latest = here().ref, None
         for entry in reversed(self._open):
-            if entry[2] is frame:
+            if inside is not None and entry[2] is inside:
                 return entry
             # A generator's goes last: it may be open still.
             if entry[0] is me and (latest is None or (latest[2] is not None and entry[2] is None)):
@@ -134,7 +137,7 @@ class Enterable(ABC, Generic[_L]):
         given, opened = self._take()
         try:
             opened.enter()
-            self._entered.add(opened, sys._getframe(1))
+            self._entered.add(opened, generator())
             opened.begin()
         except BaseException as error:  # a signal handler raised
             self._entered.discard(opened)
@@ -150,10 +153,10 @@ class Enterable(ABC, Generic[_L]):
     ) -> None:
         block: Block | None = None
         try:
-            block = self._entered.find(self, exc, sys._getframe(1))
+            block = self._entered.find(self, exc, generator())
             if block is not None:
                 self._entered.remove(block)
                 block[1].exit(exc)
         except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block, sys._getframe(1))
+            self._entered.leave_soon(block, generator())
             raise
