@@ -70,9 +70,8 @@ class _Long:
 
 class Deadlocks:
     """Mutable state: ``_short`` (when each wait becomes long, the earliest first) and ``_timer`` of the
-    first; ``_long`` waits, ``_of_task`` and ``_inside_of`` (which of them are a task's, or inside a block),
-    ``_searching``, ``_longer`` (set when one more wait has become long), ``_looked_at``, ``_took``
-    (the last search).
+    first; ``_long`` waits, ``_inside_of`` (which of them are inside a block), ``_searching``, ``_longer``
+    (set when one more wait has become long), ``_looked_at``, ``_took`` (the last search).
 
     :param after: seconds until a wait is long.
     :param start_soon: runs something in the session's task group.
@@ -91,11 +90,9 @@ class Deadlocks:
         self._bodies = bodies
         self._telling = telling
         self._start_soon = start_soon
-        self._loop = asyncio.get_running_loop()
         self._short: dict[Request, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._long: dict[Request, _Long] = {}
-        self._of_task: dict[int, set[Request]] = {}
         self._inside_of: dict[Block, set[Request]] = {}
         self._record = Record(backend, start_soon)
         self._reader = Reader(backend)
@@ -138,7 +135,7 @@ class Deadlocks:
 
     def left_block(self, task: asyncio.Task[Any]) -> None:
         """Another task has left a block of this one: what was told of this one's wait is told anew."""
-        for request in tuple(self._of_task.get(id(task), ())):
+        for request in [one for one in self._long if one.task_id == id(task)]:
             self._tell_anew(request)
 
     def released(self, hold: Request) -> None:
@@ -159,7 +156,6 @@ class Deadlocks:
 
     def _add(self, request: Request, long: _Long) -> None:
         self._long[request] = long
-        self._of_task.setdefault(request.task_id, set()).add(request)
         for block in long.wait.inside:
             self._inside_of.setdefault(block, set()).add(request)
         self._record.put(long.wait)
@@ -167,9 +163,11 @@ class Deadlocks:
 
     def _forget(self, request: Request) -> None:
         long = self._long.pop(request)
-        _discard(self._of_task, request.task_id, request)
         for block in long.wait.inside:
-            _discard(self._inside_of, block, request)
+            inside = self._inside_of[block]
+            inside.discard(request)
+            if not inside:
+                del self._inside_of[block]
 
     def _inside(self, request: Request) -> frozenset[Block]:
         """Return the blocks that its task or thread is in, and that hold by themselves."""
@@ -192,9 +190,8 @@ class Deadlocks:
     # -- long waits ----------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        first = next(iter(self._short.values()))
-        loop = self._loop
-        self._timer = loop.call_later(max(0.0, first - now()), self._on_timer)
+        pause = max(0.0, next(iter(self._short.values())) - now())
+        self._timer = asyncio.get_running_loop().call_later(pause, self._on_timer)
 
     def _on_timer(self) -> None:
         """Those that have become long, a slice in each turn of the loop."""
@@ -302,13 +299,6 @@ class Deadlocks:
             if request in self._long and request.woken is not None and not request.woken.done():
                 self._telling.deadlock(request, cycle)
                 request.wake(error_of(request.name, cycle))
-
-
-def _discard(index: dict[Any, set[Request]], key: object, request: Request) -> None:
-    requests = index[key]
-    requests.discard(request)
-    if not requests:
-        del index[key]
 
 
 class Asked:

@@ -541,7 +541,7 @@ class _Deadlocks(_Base):
         looks = session.deadlocks
         if looks is not None:
             record = looks._record
-            left = (looks._short, looks._long, looks._of_task, looks._inside_of, record.waits)
+            left = (looks._short, looks._long, looks._inside_of, record.waits)
             if any(left):
                 self.alarm = Wrong("leak", f"waits are known still: {left}")
             while record._running and self.world.time < give_up + 10.0:
