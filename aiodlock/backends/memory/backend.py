@@ -11,7 +11,6 @@ import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
@@ -33,6 +32,7 @@ from ..._model import (
 )
 from ..._patience import LEAST
 from .._label import make_label
+from ..asked import shown
 from ..kept import Notices
 from . import machine
 from .machine import Asked, Message, Name
@@ -345,18 +345,13 @@ def _outcome(
             return Gone("gone", result)
 
 
-def _owner(asked: Asked) -> str:
-    """Return the owner as the user named it, or the task's id."""
-    return unquote(asked.owner[1:]) if asked.owner.startswith("u") else asked.owner[1:]
-
-
 def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
     """One entry per owner and mode, with the number of its acquisitions that the store counts."""
     found: dict[tuple[str, Literal["exclusive", "shared"]], HolderInfo] = {}
     for asked, token, left, length in seen.holders:
         before = found.get((asked.owner, asked.mode))
         found[asked.owner, asked.mode] = HolderInfo(
-            owner=_owner(asked),
+            owner=shown(asked.owner),
             mode=asked.mode,
             token=token,
             count=before.count + 1 if before else 1,
@@ -373,7 +368,7 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
 def _waiters(seen: machine.Seen) -> tuple[WaiterInfo, ...]:
     return tuple(
         WaiterInfo(
-            _owner(asked),
+            shown(asked.owner),
             asked.mode,
             position,
             waited / 1000,

@@ -267,28 +267,31 @@ class Name:
             return self._held(holder), self._messages
         if (done := self._on_record()) is not None:
             return done, self._messages
-        waiter, was_head = self.waiters.get(id), self._is_head(id)
+        waiter = self.waiters.get(id)
         if waiter is not None and now < waiter.deadline:
             waiter.promise(length, now)
-            was_head = False
-        elif waiter is not None:
-            # Too late. If it was the head, the next one has to be told: nobody else will.
-            del self.waiters[id]
-            waiter = None
-        changed = self._sweep_and_grant() or was_head
-        if waiter is not None and id in self.waiters:
-            changed = self._join_owner(waiter) or changed
-        if waiter is not None and id in self.holders:
-            waiter.began = begins
-        if changed:
-            self._hint(unless=id)
-        if waiter is not None:
-            return self._waits(waiter) if id in self.waiters else self._held(waiter), self._messages
+            return self._look(waiter, begins), self._messages
+        # If it was the head, and too late, the next one has to be told: nobody else will.
+        was_head = self._is_head(id)
+        self.waiters.pop(id, None)
+        if self._sweep_and_grant() or was_head:
+            self._hint()
         if self._remembers(self.broken, id):
             return ("gone", "broken"), self._messages
         if holder is not None:
             return ("gone", "expired"), self._messages
         return ("gone", "taken_over" if self.holders else "gone"), self._messages
+
+    def _look(self, waiter: Entry, begins: bool) -> Held | Waits:
+        """Grant a waiter that asks, if it can be granted."""
+        id, changed = waiter.asked.id, self._sweep_and_grant()
+        if id in self.waiters:
+            changed = self._join_owner(waiter) or changed
+        if id in self.holders:
+            waiter.began = begins
+        if changed:
+            self._hint(unless=id)
+        return self._waits(waiter) if id in self.waiters else self._held(waiter)
 
     def leave(
         self, now_us: int, id: str, *, end: End = "ended", marker: int = 0, retention: int
