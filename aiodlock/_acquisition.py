@@ -131,11 +131,11 @@ class Acquisition(Body):
 
     async def leave(self, *, wait: bool) -> LockLost | BackendError | None:
         """End it as its body ends; return the loss, if it was lost."""
-        request, session = self.request, self.session
+        request, session, serial = self.request, self.session, self.serial
         session.register.lose_if_overdue(request)
-        if self.is_over:  # released inside the body
-            return request.error() if self.serial in request.lost_handles else None
-        if not _ends_hold(session, request, self.serial):
+        if serial not in request.handles:  # released inside the body
+            return request.error() if serial in request.lost_handles else None
+        if not _ends_hold(session, request, serial):
             return request.error() if request.reason is not None else None
         if not request.options.confirm_release or not wait:
             session.departure.in_background(request)
@@ -143,7 +143,7 @@ class Acquisition(Body):
             return None
         left = await session.departure.awaited(request)
         if left is not None and left.what == "gone":
-            return session.register.lost_on_leaving(request, left.reason, self.serial)
+            return session.register.lost_on_leaving(request, left.reason, serial)
         session.telling.released(request)
         return None
 
