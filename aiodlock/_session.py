@@ -150,10 +150,10 @@ class Session(Home):
         except Exception as error:
             self._die(error)
         finally:
+            self.register.removed.set()  # who waits for leaves sees that nothing is sent any more
             if self.death is None and not self._stopping:
                 # Cancelled by somebody who cancels every task of the loop: it is as dead.
                 self._was_cancelled = True
-                self.register.removed.set()
                 if not self.closing:
                     self._die(BackendError("a background task of the client was cancelled"))
             if not self._ready.done():

@@ -55,6 +55,21 @@ async def test_names_that_the_dead_session_held_are_free_again(client: Client) -
             pass
 
 
+@pytest.mark.parametrize("turns", [0, 3, 6])
+async def test_client_that_is_left_in_the_moment_of_a_death_releases_what_it_holds(
+    make_client: MakeClient, turns: int
+) -> None:
+    client, other = await make_client(close_timeout=_LONG), await make_client()
+    await client.lock("x", ttl=_LONG).acquire()
+    kill(client)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with bounded(20):
+        await client.__aexit__(None, None, None)
+        async with other.lock("x"):
+            pass
+
+
 async def test_client_outlives_one_death_after_the_other(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
