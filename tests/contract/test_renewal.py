@@ -61,11 +61,14 @@ async def test_client_that_is_left_in_the_moment_of_a_death_releases_what_it_hol
 ) -> None:
     client, other = await make_client(close_timeout=_LONG), await make_client()
     await client.lock("x", ttl=_LONG).acquire()
+    session = client._core.session
+    assert session is not None
     kill(client)
     for _ in range(turns):
         await asyncio.sleep(0)
     async with bounded(20):
         await client.__aexit__(None, None, None)
+        assert not session.requests
         async with other.lock("x"):
             pass
 

@@ -352,6 +352,7 @@ class Session:
             try:
                 async with asyncio.timeout(_CLOSE_WITHIN):
                     await connection.submit(jute.CLOSE_CALL)
+                self.lifetime.over = True  # what lived in it need not be left
             except (TimeoutError, BackendError, jute.ZooKeeperError):
                 pass  # it expires by itself
             connection.abort(BackendUnavailable("closed"))
