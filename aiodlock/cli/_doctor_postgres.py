@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from .. import BackendUnavailable
+from .._clock import now
 from ..backends.postgres.connection import (
     FAILURES,
     Connection,
@@ -29,6 +31,13 @@ _LONG = 600
 #: The server itself warns from here on, in its log.
 _QUEUE_MOST = 0.5
 _WITHIN = 5.0
+#: A standby that is behind, and has got nothing for so long, stands still.
+_FOLLOWS_WITHIN = 3.0
+#: Bytes of the log; null on a primary.
+_HAS = """
+select case when pg_is_in_recovery()
+  then (greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) - '0/0'::pg_lsn)::bigint end
+"""
 #: One that has written keeps dead rows, too, while it does nothing and has no snapshot.
 _OPEN = """
 select coalesce(extract(epoch from max(clock_timestamp() - xact_start)), 0)::float8
@@ -74,47 +83,109 @@ async def examine(url: str) -> list[Finding]:
             connection.terminate()
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one host says of itself.
+
+    :param history: a primary's.
+    :param has: how many bytes of the log a standby has.
+    :param failed: why it says nothing.
+    """
+
+    host: Host
+    history: History | None = None
+    has: int | None = None
+    failed: str = ""
+
+
 async def _hosts(url: str) -> tuple[str, list[Finding]]:
     """Return the URL of the newest primary, and what there is to tell of several hosts."""
-    hosts = [Host(one) for one in one_host_each(url)]
-    if len(hosts) == 1:
+    urls = one_host_each(url)
+    if len(urls) == 1:
         return url, []
-    looks = [_history(Host(one)) for one in one_host_each(without_attributes(url))]
-    looked = await asyncio.gather(*looks)
-    found = [
-        (history, host) for history, host in zip(looked, hosts, strict=True) if history is not None
+    looks = await asyncio.gather(*map(_look, map(Host, one_host_each(without_attributes(url)))))
+    primaries = [
+        (one.history, number) for number, one in enumerate(looks) if one.history is not None
     ]
-    if not found:
-        return url, []
-    newest, best = max(found, key=lambda one: one[0].rank)
+    silent = [_silent(one) for one in looks if one.failed]
+    if not primaries:
+        return url, silent
+    newest, number = max(primaries, key=lambda one: one[0].rank)
+    best = looks[number].host
     others = [
-        f"{host.where} ({why})" for history, host in found if (why := history.conflict(newest))
+        f"{looks[n].host.where} ({why})"
+        for history, n in primaries
+        if (why := history.conflict(newest))
     ]
     told = f"{best.where} is the primary, on timeline {newest.timeline}"
-    if not others:
-        return best.url, [Finding("hosts", "ok", told)]
-    return best.url, [
-        Finding(
+    finding = Finding("hosts", "ok", told)
+    if others:
+        finding = Finding(
             "hosts",
             "error",
             f"{told}; others take writes, too: {', '.join(others)}",
             "A client that reaches only one of those takes it for the primary: two holders.",
             "Stop them, and make standbys of them again (pg_rewind, or pg_basebackup).",
         )
-    ]
+    # Asked after the standbys, the primary has all that they can have of it.
+    primary = await _look(best)
+    written = newest.flushed if primary.history is None else primary.history.flushed
+    standbys = await asyncio.gather(
+        *(_standby(one, written) for one in looks if one.has is not None)
+    )
+    return urls[number], [finding, *filter(None, standbys), *silent]
 
 
-async def _history(host: Host) -> History | None:
+async def _look(host: Host) -> _Look:
     try:
         connection = await connect(host.url, _WITHIN, statement_cache_size=0)
-    except FAILURES:
+        try:
+            history = await history_at(connection, _WITHIN)
+            return _Look(host, history, None if history else await _value(connection, _HAS))
+        finally:
+            connection.terminate()
+    except FAILURES as failed:
+        return _Look(host, failed=str(failed) or type(failed).__name__)
+
+
+def _silent(look: _Look) -> Finding:
+    return Finding(
+        f"host {look.host.where}",
+        "warning",
+        f"does not answer: {look.failed}",
+        "While it is away, no failover can lead to it, and each new connection may take a second longer.",
+        "Look at this server and its log, or take it out of the URL.",
+    )
+
+
+async def _standby(look: _Look, written: int) -> Finding | None:
+    """Tell of a standby that does not follow the primary."""
+    has, told = look.has or 0, ""
+    if has > written:
+        told = f"has {has - written} bytes of the log that the primary does not have"
+    elif has < written and not await _moves(look.host, has):
+        told = f"stands still, {written - has} bytes behind the primary"
+    if not told:
         return None
-    try:
-        return await history_at(connection, _WITHIN)
-    except FAILURES:
-        return None
-    finally:
-        connection.terminate()
+    return Finding(
+        f"host {look.host.where}",
+        "error" if has > written else "warning",
+        f"a standby that {told}",
+        "A standby that has diverged does not follow the primary, and can confirm commits that it does not "
+        "have: a failover to it gives two holders.",
+        "Read its log. If that says 'forked off', or 'is not in this server's history', stop it, and make "
+        "it anew (pg_rewind, or pg_basebackup).",
+    )
+
+
+async def _moves(host: Host, has: int) -> bool:
+    """Return whether a standby gets more of the log, or becomes something else."""
+    until = now() + _FOLLOWS_WITHIN
+    while (await _look(host)).has == has:
+        if now() > until:
+            return False
+        await asyncio.sleep(0.1)
+    return True
 
 
 async def _value(connection: Connection, sql: str) -> Any:

@@ -12,6 +12,7 @@ from aiodlock import BackendUnavailable, Client, Lease, WouldBlock
 from aiodlock.backends.postgres import scouts
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.schema import VERSION, create_statements
+from aiodlock.cli import _doctor_postgres
 
 from ..contract.test_renewal import kill, until_dead
 from ..postgres import PostgresServer
@@ -276,3 +277,45 @@ async def test_each_call_notices_that_the_server_is_not_the_known_one(
         with pytest.raises(BackendUnavailable, match=told):
             await client.lock("another", timeout=3).acquire()
         assert not await is_there(primary, "another")
+
+
+# -- what doctor says --------------------------------------------------------------------------------
+
+
+async def examined(*servers: PostgresServer) -> dict[str, str]:
+    """Return what doctor finds of the hosts, each with its level."""
+    found = await _doctor_postgres.examine(url_of(*servers))
+    return {
+        one.subject: f"{one.level}: {one.found}" for one in found if one.subject.startswith("host")
+    }
+
+
+async def test_doctor_says_nothing_of_a_standby_that_follows(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    told = f"ok: 127.0.0.1:{primary.port} is the primary, on timeline 1"
+    assert await examined(standby, primary) == {"hosts": told}
+
+
+async def test_doctor_names_a_standby_that_has_diverged_and_a_host_that_is_silent(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    """The old primary is started as a standby, with commits that the new one does not have."""
+    await asyncio.to_thread(primary.replicate_to, standby)
+    await asyncio.to_thread(standby.promote)
+    primary.execute("create table mine as select generate_series(1, 100000);")
+    primary.crash()
+    old, new = f"host 127.0.0.1:{primary.port}", f"127.0.0.1:{standby.port}"
+    found = await examined(primary, standby)
+    assert found["hosts"] == f"ok: {new} is the primary, on timeline 2"
+    assert found[old].startswith("warning: does not answer")
+    primary.keep("standby.signal", b"")
+    primary._options["primary_conninfo"] = f"host=127.0.0.1 port={standby.port} user=postgres"
+    await asyncio.to_thread(primary.start)
+    assert (
+        "bytes of the log that the primary does not have" in (await examined(primary, standby))[old]
+    )
+    standby.execute("create table ours as select generate_series(1, 200000);")
+    assert (await examined(primary, standby))[old].startswith(
+        "warning: a standby that stands still"
+    )
