@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, params
 from fastapi.routing import APIRoute, APIWebSocketRoute
+from starlette.applications import Starlette
+from starlette.datastructures import State
 from starlette.requests import HTTPConnection
-from starlette.routing import Host, Mount
+from starlette.routing import BaseRoute, Host, Mount
 
 from .._client import Client, SourceLike
 from .._lease import Lease
@@ -31,8 +33,8 @@ def lifespan(
     """Return a lifespan for ``FastAPI(lifespan=...)`` that owns a client, ``app.state.aiodlock``.
 
     Each worker process of a server enters its own: nothing is connected before a fork. Inside a
-    lifespan of your own: ``async with lifespan(source)(app): ...``. Also adds the three responses to
-    the OpenAPI schema of every route that uses ``Locked``.
+    lifespan of your own: ``async with lifespan(source)(app): ...``. Apps that are mounted get the client,
+    too. Also adds the three responses to the OpenAPI schema of every route that uses ``Locked``.
 
     ```python
     from fastapi import FastAPI
@@ -57,13 +59,28 @@ def lifespan(
         _show_responses(app)
         async with client:
             around = getattr(app.state, "aiodlock", None)
-            app.state.aiodlock = client
+            # Nobody runs a mounted app's own lifespan.
+            mounted = [
+                one for one in _mounted(app.routes) if getattr(one, "aiodlock", None) is around
+            ]
+            for state in (app.state, *mounted):
+                state.aiodlock = client
             try:
                 yield
             finally:
-                app.state.aiodlock = around  # that of a lifespan around this one
+                for state in (app.state, *mounted):
+                    state.aiodlock = around  # that of a lifespan around this one
 
     return own_client
+
+
+def _mounted(routes: Sequence[BaseRoute]) -> Iterator[State]:
+    """Find the state of each app that is mounted."""
+    for route in routes:
+        if isinstance(route, Mount | Host):
+            if isinstance(route.app, Starlette):
+                yield route.app.state
+            yield from _mounted(route.routes)
 
 
 def _check_routes(app: FastAPI) -> None:

@@ -80,7 +80,8 @@ class RequestTemplate(Template):
             handler = getattr(getattr(dependant, "call", None), "__name__", None)
             raise ValueError(
                 f"neither the path nor the handler {handler!r} has the parameter {field.text!r}: declare "
-                f"it in the handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
+                f"it in the handler (one with an alias counts under that), or write {{query.{field.name}}} "
+                f"or {{header.{field.name}}}"
             )
         if len(found) > 1:
             raise ValueError(

@@ -760,3 +760,42 @@ async def test_handler_that_yields_would_run_without_the_lock_and_is_refused(
 def test_keywords_of_other_libraries_are_answered() -> None:
     with pytest.raises(TypeError, match=r"timeout= is how long"):
         Locked("x", blocking_timeout=5)
+
+
+async def test_mounted_apps_get_the_client(app: FastAPI, serve: Serve) -> None:
+    """Nobody runs their own lifespans."""
+    inner, own = FastAPI(), FastAPI()
+    other = own.state.aiodlock = object()
+
+    @inner.get("/{order_id}")
+    async def name(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> str:
+        return lease.name
+
+    app.mount("/v1", inner)
+    app.mount("/v2", own)
+    async with serve(app) as http:
+        assert (await http.get("/v1/007")).json() == "order:7"
+        assert own.state.aiodlock is other
+    assert inner.state.aiodlock is None
+
+
+async def test_parameter_with_an_alias_counts_under_that(app: FastAPI, serve: Serve) -> None:
+    @app.get("/")
+    async def name(
+        order: Annotated[int, Query(alias="order-id")],
+        lease: Annotated[Lease, Locked("order:{query.order-id}")],
+    ) -> str:
+        return lease.name
+
+    async with serve(app) as http:
+        assert (await http.get("/", params={"order-id": "007"})).json() == "order:7"
+
+    @app.get("/wrong")
+    async def wrong(
+        order: Annotated[int, Query(alias="order-id")], lease: Annotated[Lease, Locked("o:{order}")]
+    ) -> None:
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="one with an alias counts under that"):
+        async with lifespan("memory://")(app):
+            raise AssertionError("it started")
