@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
@@ -511,6 +512,11 @@ class Client:
         """
         if not isinstance(hooks, Hooks):
             raise TypeError(f"hooks must be an aiodlock.Hooks, not {hooks!r}")
+        for event in vars(Hooks):
+            if inspect.iscoroutinefunction(getattr(hooks, event)):
+                raise TypeError(
+                    f"{event} of {hooks!r} is async, and nobody would await it: write 'def'"
+                )
         self._core.hooks.append(hooks)
 
     async def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:

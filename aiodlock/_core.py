@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from ._clock import now
 from ._cycles import Cycle
@@ -60,6 +60,17 @@ class Core:
 
     def __repr__(self) -> str:
         return f"<aiodlock.Client {self.described} {self._state}>"
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"neither {self!r} nor what it has made can be pickled or copied deeply: make a client in each "
+            "process, and share it there"
+        )
 
     @property
     def named(self) -> str:

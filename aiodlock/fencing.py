@@ -36,6 +36,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from . import _options
+
 _LARGEST_TOKEN = 2**53
 _COLUMN = re.compile(
     r'(?:[A-Za-z_][A-Za-z0-9_]*|"[A-Za-z0-9_ ]+")'
@@ -82,6 +84,8 @@ class RedisGuard:
     """
 
     def __init__(self, redis: Any, *, prefix: str = "") -> None:
+        if not hasattr(redis, "__aenter__"):
+            raise TypeError(f"redis must be a redis.asyncio.Redis or RedisCluster, not {redis!r}")
         self._redis = redis
         self._prefix = prefix
 
@@ -103,9 +107,9 @@ class RedisGuard:
             can be late. None keeps it.
         """
         token = _check_token(token)
-        if ttl is not None and not ttl >= 0.001:
-            raise ValueError(f"ttl must be at least 0.001 s, and is {ttl!r}")
-        milliseconds = 0 if ttl is None else round(ttl * 1000)
+        milliseconds = (
+            0 if ttl is None else round(_options.check_seconds("ttl", ttl, least=0.001) * 1000)
+        )
         written = await self._redis.eval(
             _SET, 1, self._prefix + key, str(token), value, str(milliseconds)
         )

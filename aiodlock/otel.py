@@ -63,6 +63,8 @@ def instrument(
     :param label: makes of a lock's name the metrics' ``aiodlock.lock``, None for none; it should have few
         values: ``lambda name: name.partition(":")[0]``. Default: metrics do not tell locks apart, spans do.
     """
+    if label is not None and not callable(label):
+        raise TypeError(f"label must be a function that gets a lock's name, not {label!r}")
     client.add_hooks(
         _Reporter(
             metrics.get_meter(_NAME, meter_provider=meter_provider),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, get_args
@@ -26,6 +27,7 @@ from ._errors import BackendError, BackendUnavailable, LossReason, Unsupported
 from ._lease import Lease
 from ._lock import Acquirable
 from ._model import ENDED
+from ._session import Session
 from .backends.kept_backend import KeptBackend
 
 __all__ = [
@@ -80,7 +82,7 @@ def hold(client: Client, name: str, **options: Any) -> Acquirable:
         assert await client.lock("report").locked()
     ```
     """
-    return client.lock(name, owner=f"test-{secrets.token_hex(8)}", **options)
+    return client.lock(name, **{"owner": f"test-{secrets.token_hex(8)}", **options})
 
 
 def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
@@ -145,21 +147,35 @@ def expire(lease: Lease) -> asyncio.Future[None]:
 class _Injection(AbstractContextManager["_Injection"]):
     """Something that will go wrong once. As a context manager it is taken back at the end.
 
-    Mutable state: ``happened``.
+    Mutable state: ``happened``; ``_others``, those of the same method, the next one to happen first.
     """
 
-    def __init__(self, where: object, method: str) -> None:
-        self._where = where
+    def __init__(self, where: object, method: str, stand_in: Callable[..., None]) -> None:
+        self._of = where.__dict__
         self._method = method
+        self._others: list[_Injection] = self._of.setdefault(f"injected_{method}", [])
         self.happened = False
+        self.stand_in = stand_in
+        self._others.append(self)
+        self._replace()
 
-    def replace(self, stand_in: Any) -> None:
+    def _replace(self) -> None:
         # On the object, in front of the class's own method.
-        self._where.__dict__[self._method] = stand_in
+        self._of.pop(self._method, None)
+        if self._others:
+            self._of[self._method] = self._others[0].happen
+
+    def happen(self, *args: Any) -> None:
+        """Stand in for the method, once."""
+        self.take_back()
+        self.happened = True
+        self.stand_in(*args)
 
     def take_back(self) -> None:
         """Let it not happen any more."""
-        self._where.__dict__.pop(self._method, None)
+        if self in self._others:
+            self._others.remove(self)
+            self._replace()
 
     def __exit__(
         self,
@@ -185,24 +201,18 @@ def drop_next_notice(client: Client) -> _Injection:
 
     :raises Unsupported: for stores where a grant is not told by a message of its own.
     """
-    backend = core_of(client).use().backend
+    backend = _session_of(client).backend
     if not isinstance(backend, KeptBackend):
         raise Unsupported(f"{backend!r} has no notices of grants that could be lost")
-    injection = _Injection(backend.keeper, "on_granted")
-
-    def drop(request_id: str, token: int, where: str, recalled: bool = False) -> None:
-        injection.take_back()
-        injection.happened = True
-
-    injection.replace(drop)
-    return injection
+    return _Injection(backend.keeper, "on_granted", lambda *_: None)
 
 
 def fail_next_call(client: Client, error: Exception | None = None) -> _Injection:
     """Let the next call that needs this client raise ``error``, and nothing be sent.
 
     A call is ``acquire``, entering a lock, ``Lock.release``, ``extend``, ``inspect`` and its like. Leaving
-    a block and ``Lease.release`` are none, for they never fail that way.
+    a block and ``Lease.release`` are none, for they never fail that way. Two of these let the next two
+    calls fail.
 
     ```python
     from aiodlock.testing import fail_next_call
@@ -218,17 +228,22 @@ def fail_next_call(client: Client, error: Exception | None = None) -> _Injection
     """
     if error is None:
         error = BackendUnavailable("the store does not answer (a test made it so)")
-    session = core_of(client).use()
-    injection = _Injection(session, "check_usable")
     raised = error
 
     def fail() -> None:
-        injection.take_back()
-        injection.happened = True
         raise raised
 
-    injection.replace(fail)
-    return injection
+    return _Injection(_session_of(client), "check_usable", fail)
+
+
+def _session_of(client: Client) -> Session:
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"client must be an aiodlock.Client, not {client!r}: threads have no such tests"
+        )
+    # Not by ``use``, which what is injected already lets fail.
+    core = core_of(client)
+    return core.session or core.use()
 
 
 try:

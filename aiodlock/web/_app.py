@@ -71,6 +71,7 @@ def app(
     :param allow: a function, async or not, that gets each ``Request`` and returns True if it may see the
         page. Others get 403, or the response of the ``HTTPException`` that it raises.
     :raises TypeError: for input of a wrong type.
+    :raises ValueError: for a host that no request can name.
     """
     if not isinstance(client, Client):
         raise TypeError(
@@ -80,6 +81,10 @@ def app(
     check_flag("read_only", read_only)
     if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
         raise TypeError(f"hosts must be a list of host names, not {hosts!r}")
+    if wrong := [host for host in hosts if host != "*" and not _guard.is_name(host)]:
+        raise ValueError(
+            f"hosts must be names such as 'admin.example.com', without scheme and port, not {wrong}"
+        )
     if allow is not None and not callable(allow):
         raise TypeError(f"allow must be a function that gets a Request, not {allow!r}")
     pages = _Pages(client, read_only)

@@ -131,6 +131,12 @@ def remember_around(scope: Scope) -> None:
     scope[_AROUND] = any(getattr(one, "dependencies", ()) for one in around)
 
 
+def is_name(host: str) -> bool:
+    """Tell whether a request can name this host, as browsers write it: without scheme and port."""
+    found = _HOST.fullmatch(host)
+    return found is not None and found[2] is None and host.isascii() and "*" not in host
+
+
 def _is_local(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import pickle
 import socket
@@ -525,3 +526,11 @@ async def test_close_timeout_of_nothing_does_not_wait(store: Store) -> None:
     enough.set()
     with pytest.raises(aiodlock.LockLost):
         await task
+
+
+def test_client_and_what_it_has_made_say_that_each_process_needs_its_own() -> None:
+    client = aiodlock.Client("memory://")
+    for one in (client, client.lock("x"), client.rwlock("x"), client.once("x", keep=1)):
+        for duplicate in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="make a client in each process"):
+                duplicate(one)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fakeredis import FakeRedis
+from fakeredis.aioredis import FakeRedis as AsyncFakeRedis
 
 from aiodlock.fencing import RedisGuard, SQLFence
 from examples import bank_transfer
@@ -70,3 +72,16 @@ async def test_bank_keeps_its_sum_and_refuses_the_stale_writer(
         total = await bank_transfer.main(store.source)
     assert total == bank_transfer.ACCOUNTS * bank_transfer.OPENING_BALANCE
     assert "refused" in capsys.readouterr().out
+
+
+def test_redis_guard_refuses_a_client_that_answers_at_once() -> None:
+    """It would write, and raise then."""
+    with pytest.raises(TypeError, match=r"redis\.asyncio"):
+        RedisGuard(FakeRedis())
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan"), 1e300, "5", True])
+async def test_redis_guard_refuses_a_ttl_that_is_none(ttl: float) -> None:
+    guard = RedisGuard(AsyncFakeRedis())
+    with pytest.raises((TypeError, ValueError), match="ttl must be"):
+        await guard.set("report", "x", token=1, ttl=ttl)

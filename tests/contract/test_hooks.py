@@ -386,3 +386,14 @@ async def test_task_that_goes_on_after_a_hook_has_raised_an_exit_has_nothing(
     await until(lambda: not session_of(client).requests, "the end of the lease")
     async with lock as lease:
         assert lease.held
+
+
+def test_hook_that_nobody_would_await_is_refused() -> None:
+    class Async(aiodlock.Hooks):
+        async def lost(  # type: ignore[override]
+            self, request: aiodlock.RequestInfo, held: float, reason: str
+        ) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"lost of .* is async"):
+        aiodlock.Client("memory://").add_hooks(Async())

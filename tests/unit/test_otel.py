@@ -266,3 +266,8 @@ async def test_label_that_raises_leaves_no_gauge_behind(
     for gauge in ("aiodlock.waiting", "aiodlock.held"):
         assert [point.value for point in points.get(gauge, ()) if point.value] == []
     assert calls
+
+
+def test_label_that_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="label must be a function"):
+        otel.instrument(aiodlock.Client("memory://"), label="order")  # type: ignore[arg-type]

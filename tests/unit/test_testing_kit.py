@@ -163,3 +163,37 @@ async def test_injection_is_taken_back_at_the_end_of_its_block() -> None:
         assert not unused.happened
         async with client.lock("x"):
             pass
+
+
+async def test_two_injections_let_the_next_two_calls_fail() -> None:
+    async with memory_client() as client:
+        lock = client.lock("x")
+        with fail_next_call(client) as first, fail_next_call(client, ValueError("two")) as second:
+            with pytest.raises(BackendUnavailable):
+                await lock.acquire()
+            with pytest.raises(ValueError, match="two"):
+                await lock.acquire()
+            await (await lock.acquire()).release()
+        assert first.happened
+        assert second.happened
+
+
+async def test_injection_that_is_taken_back_leaves_the_others() -> None:
+    async with memory_client() as client:
+        with fail_next_call(client, ValueError("stays")):
+            with fail_next_call(client):
+                pass
+            with pytest.raises(ValueError, match="stays"):
+                await client.lock("x").acquire()
+        await (await client.lock("x").acquire()).release()
+
+
+async def test_somebody_who_holds_may_have_a_name() -> None:
+    async with memory_client() as client, hold(client, "x", owner="the other worker"):
+        assert (await client.inspect("x")).holders[0].owner == "the other worker"
+
+
+def test_what_is_no_client_for_tasks_is_refused() -> None:
+    for inject in (fail_next_call, drop_next_notice):
+        with pytest.raises(TypeError, match=r"client must be an aiodlock\.Client"):
+            inject(sync.Client("memory://"))  # type: ignore[arg-type]

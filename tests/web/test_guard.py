@@ -372,3 +372,12 @@ async def test_page_breaks_locks_behind_a_proxy_that_changes_its_path(
 def test_codes_of_different_things_differ() -> None:
     assert _guard.code_for("s", "a", "bc") != _guard.code_for("s", "ab", "c")
     assert not _guard.is_code_for("", None, "a")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["https://a.example", "a.example:8443", "", "*.example", "a.example/locks", "münchen.de"],
+)
+def test_host_that_no_request_can_name_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="hosts must be names"):
+        aiodlock.web.app(aiodlock.Client("memory://"), hosts=["b.example", host])
