@@ -151,11 +151,11 @@ class _Injection(AbstractContextManager["_Injection"]):
     """
 
     def __init__(self, where: object, method: str, stand_in: Callable[..., None]) -> None:
-        self._of = where.__dict__
-        self._method = method
+        self._of: dict[str, Any] = where.__dict__
+        self._method: str = method
         self._others: list[_Injection] = self._of.setdefault(f"injected_{method}", [])
-        self.happened = False
-        self.stand_in = stand_in
+        self.happened: bool = False
+        self.stand_in: Callable[..., None] = stand_in
         self._others.append(self)
         self._replace()
 
