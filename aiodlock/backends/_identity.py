@@ -60,21 +60,22 @@ class Known(Generic[IdentityT]):
         self._heard_at = now()
         self._told: set[str] = set()
 
-    def meet(self, seen: IdentityT, where: str) -> None:
+    def meet(self, seen: IdentityT, where: str) -> bool:
         """Compare what answers at a place with what is known.
 
         :param where: the address, as the log shall name it.
+        :returns: whether it is another store than before, or an older state, and is believed from now on.
         :raises OtherStore: it is another store, or an older state: use the connection for nothing.
         """
         known = self.value
         if known is None:
             self.value, self._heard_at = seen, now()
-            return
+            return False
         conflict = seen.conflict(known)
         if not conflict:
             self.value, self._heard_at = seen.after(known), now()
             self._told.discard(where)
-            return
+            return False
         if self.may_be_replaced:
             _logger.warning(
                 "%s: %s is another store than the known one (%s), which has been silent for %.0f s; no "
@@ -87,7 +88,7 @@ class Known(Generic[IdentityT]):
             )
             self.value, self._heard_at = seen, now()
             self._told.clear()
-            return
+            return True
         message = f"{where} is not the store that this client entered ({conflict}): it is not used"
         if where not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(where)

@@ -13,7 +13,7 @@ from aiodlock.backends.etcd.messages import Header
 
 def client_that_knows(revision: int, *, silence: float) -> Acquaintance:
     acquaintance = Acquaintance("etcd://one", silence=silence, may_hold=lambda: False)
-    acquaintance.meet(Header(7, revision), 0, "one")
+    acquaintance.look_at(Header(7, revision), 0, "one")
     return acquaintance
 
 
@@ -24,8 +24,8 @@ async def test_answer_that_was_asked_for_before_another_store_was_believed_is_of
     client = client_that_knows(1004, silence=0.0)
     set_back: list[int] = []
     client.on_set_back = set_back.append
-    client.meet(Header(7, 1), 1004, "one")
-    client.meet(Header(7, 1), 1004, "one")
+    client.look_at(Header(7, 1), 1004, "one")
+    client.look_at(Header(7, 1), 1004, "one")
     assert [getattr(record, "event", "") for record in caplog.records] == ["store_replaced"]
     assert caplog.records[0].levelno == logging.WARNING
     assert set_back == [1]
@@ -34,5 +34,5 @@ async def test_answer_that_was_asked_for_before_another_store_was_believed_is_of
 async def test_answer_with_less_than_was_known_when_it_was_asked_for_is_refused() -> None:
     client = client_that_knows(1004, silence=60.0)
     with pytest.raises(OtherStore, match="revision 1003, known is 1004"):
-        client.meet(Header(7, 1003), 1004, "one")
-    client.meet(Header(7, 1003), 1000, "one")  # it was overtaken by a newer one
+        client.look_at(Header(7, 1003), 1004, "one")
+    client.look_at(Header(7, 1003), 1000, "one")  # it was overtaken by a newer one

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 import aiodlock._clock
-from aiodlock._patience import Further, Patience
+from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.quorum.delays import Delays
 from aiodlock.backends.redis.quorum.trust import Trust, judge
@@ -39,6 +39,7 @@ class Node:
     """What is at one address: a server with a run id and a clock of its own, and the one key."""
 
     _runs = count()
+    patience = Patience()
 
     def __init__(self, time: Time) -> None:
         self.time = time
@@ -88,7 +89,7 @@ class Client:
 
     def __init__(self, nodes: list[Node], delay: float = DELAY) -> None:
         self.nodes = nodes
-        self.trusts = [Trust("key", Delays(delay), 3_600_000, Patience(), Further()) for _ in nodes]
+        self.trusts = [Trust("key", Delays(delay), 3_600_000) for _ in nodes]
 
     async def connects(self, *numbers: int) -> None:
         """Connect, or reconnect, to some of the nodes, or to all."""

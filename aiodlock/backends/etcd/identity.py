@@ -32,45 +32,41 @@ class Seen:
         return replace(self, revision=max(self.revision, known.revision))
 
 
-class Acquaintance:
+class Acquaintance(Known[Seen]):
     """What a client knows.
 
-    Mutable state: ``revision`` (the largest that an answer had), ``on_set_back`` (called with the revision
-    when another cluster, or an older state, is believed from now on).
+    Mutable state besides: ``revision`` (the largest that an answer had), ``on_set_back`` (called with the
+    revision when another cluster, or an older state, is believed from now on).
     """
 
     def __init__(self, described: str, *, silence: float, may_hold: Callable[[], bool]) -> None:
-        """See ``Known``."""
+        super().__init__(described, silence=silence, may_hold=may_hold)
         self.revision: int = 0
         self.on_set_back: Callable[[int], object] = lambda _: None
-        self._known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
 
-    def follow(self, dead: Acquaintance) -> None:
-        """Know what a dead session's knew."""
-        self._known.follow(dead._known)
+    def follow(self, dead: Self) -> None:
+        super().follow(dead)
         self.revision = dead.revision
 
-    def meet(self, header: m.Header, floor: int, where: str) -> None:
+    def look_at(self, header: m.Header, floor: int, where: str) -> None:
         """Compare an answer with what is known; raise OtherStore if it is not this client's cluster.
 
         :param floor: what was known when it was asked for; 0 if it need not be newer.
         """
-        before = self._known.value
+        before = self.value
         # It grows, unless another store was believed: what was asked for before is an answer of that one.
         seen = Seen(header.cluster_id, header.revision, min(floor, self.revision))
-        self._known.meet(seen, where)
-        if before is not None and seen.conflict(before):  # it is believed from now on
+        if self.meet(seen, where) and before is not None:
             self.revision = seen.revision
             self.on_set_back(seen.revision if seen.cluster == before.cluster else 0)
         self.revision = max(self.revision, seen.revision)
 
     def compare(self, header: m.Header, where: str) -> None:
         """Raise OtherStore if an answer of any kind is another cluster's."""
-        known = self._known.value
-        if known is not None and header.cluster_id != known.cluster:
-            self.meet(header, 0, where)
+        if self.value is not None and header.cluster_id != self.value.cluster:
+            self.look_at(header, 0, where)
 
     def saw(self, revision: int) -> None:
         """The known cluster has answered a read or a write."""
         self.revision = max(self.revision, revision)
-        self._known.heard()
+        self.heard()

@@ -18,6 +18,7 @@ from . import messages as m
 from . import recipe
 from .audit import Audit
 from .cluster import Cluster
+from .identity import Acquaintance
 from .inspection import Inspection
 from .leases import SharedLease
 from .link import Access, Link
@@ -74,7 +75,9 @@ class EtcdBackend(Asked):
             silence=unavailable_after,
             may_hold=self._may_hold,
         )
-        self._link.acquaintance.on_set_back = self._on_set_back
+        #: What this client knows of the cluster.
+        self.acquaintance: Acquaintance = self._link.acquaintance
+        self.acquaintance.on_set_back = self._on_set_back
         self.cluster: Cluster = Cluster(
             self._link,
             probe,
@@ -103,7 +106,7 @@ class EtcdBackend(Asked):
 
     def follow(self, dead: EtcdBackend) -> None:
         """Know the cluster that the backend of the client's dead session knew."""
-        self._link.acquaintance.follow(dead._link.acquaintance)
+        self.acquaintance.follow(dead.acquaintance)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Keep everything running until cancelled."""

@@ -40,42 +40,39 @@ class Seen:
         return replace(self, zxid=max(self.zxid, known.zxid))
 
 
-class Acquaintance:
+class Acquaintance(Known[Seen]):
     """What all sessions of a client know.
 
-    Mutable state: ``zxid`` (the newest transaction that any of them was told of).
+    Mutable state besides: ``zxid`` (the newest transaction that any of them was told of).
     """
 
     def __init__(self, described: str, *, silence: float, may_hold: Callable[[], bool]) -> None:
+        super().__init__(described, silence=silence, may_hold=may_hold)
         self.zxid: int = 0
-        self._known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
 
-    def follow(self, dead: Acquaintance) -> None:
-        """Know what a dead session of the client knew."""
-        self._known.follow(dead._known)
+    def follow(self, dead: Self) -> None:
+        super().follow(dead)
         self.zxid = dead.zxid
 
     @property
     def id(self) -> str | None:
         """The servers' id; None before they were met, "" where it could not be written."""
-        return None if self._known.value is None else self._known.value.id
+        return None if self.value is None else self.value.id
 
     @property
     def least(self) -> int:
         """The transaction that servers must have seen to be asked at all."""
-        return 0 if self._known.may_be_replaced else self.zxid
+        return 0 if self.may_be_replaced else self.zxid
 
     def told_of(self, zxid: int) -> None:
         """The known servers have carried out a write."""
         self.zxid = max(self.zxid, zxid)
-        self._known.heard()
+        self.heard()
 
-    def meet(self, seen: Seen, where: str) -> None:
-        """Compare servers with those that are known; raise OtherStore if they are others, or older."""
-        before = self._known.value
-        self._known.meet(seen, where)
-        replaced = before is not None and seen.conflict(before)
+    def meet(self, seen: Seen, where: str) -> bool:
+        replaced = super().meet(seen, where)
         self.zxid = seen.zxid if replaced else max(self.zxid, seen.zxid)
+        return replaced
 
 
 def write_mark(id: str | None) -> bytes:

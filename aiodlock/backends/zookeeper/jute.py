@@ -179,7 +179,7 @@ class Reader:
 
     def stat(self) -> Stat:
         """Return a Stat."""
-        return Stat._make(self.unpack(_STAT))
+        return Stat(*self.unpack(_STAT))
 
 
 @dataclass(frozen=True, slots=True)

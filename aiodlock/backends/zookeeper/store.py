@@ -57,7 +57,7 @@ class ZooKeeperBackend(Asked):
         self._group: asyncio.TaskGroup | None = None
         self._down: set[Session] = set()
         self._observing: list[Callable[[], object]] = []
-        self._acquaintance = Acquaintance(
+        self.acquaintance: Acquaintance = Acquaintance(
             self._described, silence=unavailable_after, may_hold=self._may_hold
         )
 
@@ -90,7 +90,7 @@ class ZooKeeperBackend(Asked):
 
     def follow(self, dead: ZooKeeperBackend) -> None:
         """Know the servers that the backend of the client's dead session knew."""
-        self._acquaintance.follow(dead._acquaintance)
+        self.acquaintance.follow(dead.acquaintance)
 
     def _may_hold(self) -> bool:
         sessions = self._sessions.values()
@@ -116,7 +116,7 @@ class ZooKeeperBackend(Asked):
         session = self._sessions.get(milliseconds)
         if session is None:
             label = f"{self.label}-{milliseconds}"
-            session = Session(self._ensemble, timeout, label, self._acquaintance)
+            session = Session(self._ensemble, timeout, label, self.acquaintance)
             in_use = bool(self._sessions)  # the first one was up before there was another
             self._sessions[milliseconds] = session
             session.returned = partial(self.queues.look_back, session)

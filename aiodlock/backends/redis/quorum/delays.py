@@ -29,7 +29,7 @@ def length_of(terms: Terms, ttl: float) -> int:
 
 
 class Delays:
-    """The lengths in use, as far as this client knows.
+    """The lengths in use, as far as this client knows, in whichever session.
 
     Mutable state: ``_until`` (for each length in ms: until when it counts, on our clock), ``_used`` (for
     each that this client uses: since when that is to be noted again), ``noted`` (for each length: until
@@ -44,10 +44,6 @@ class Delays:
         self._until: dict[int, float] = {}
         self._used: dict[int, float] = {}
         self.noted: dict[int, float] = {}
-
-    def follow(self, dead: Delays) -> None:
-        """Know the lengths that the session of this client knew that has died."""
-        self._until |= dead._until
 
     @property
     def notes(self) -> bool:

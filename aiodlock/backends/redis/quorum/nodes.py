@@ -81,9 +81,9 @@ class Nodes:
 
     def follow(self, dead: Nodes) -> None:
         """Know the nodes, and the leases in use, as the session of this client did that has died."""
-        self.delays.follow(dead.delays)
+        self.delays = dead.delays
         for voter, before in zip(self.voters, dead.voters, strict=True):
-            voter.trust.follow(before.trust)
+            voter.trust = before.trust
 
     # -- connections -------------------------------------------------------------------------------
 

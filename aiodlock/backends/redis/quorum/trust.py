@@ -28,7 +28,7 @@ from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
-from ...._patience import Further, Patience
+from ...._patience import Further
 from ...base import Unanswered
 from ..refusals import ReplyError
 from ..wire import DriverWire, Wire
@@ -51,7 +51,7 @@ _EVER = 0
 
 
 class Trust:
-    """What one client knows of one node.
+    """What one client knows of one node, in whichever session: another one's node is no new quorum's.
 
     Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
     node is believed), ``_steady_at`` (from when on its clock is), ``mark`` (what the node keeps under its
@@ -62,14 +62,12 @@ class Trust:
     they were seen).
     """
 
-    def __init__(
-        self, key: str, delays: Delays, retention_ms: int, patience: Patience, further: Further
-    ) -> None:
+    def __init__(self, key: str, delays: Delays, retention_ms: int) -> None:
         self.key = key
+        #: Answers about trust count for entering, too.
+        self.further: Further = Further()
         self._delays = delays
         self._retention_ms = retention_ms
-        self._patience = patience
-        self._further = further
         #: The run id of the server that answers at this address: two nodes with one are one server.
         self.server: bytes = b""
         self._run: bytes | None = None
@@ -81,12 +79,6 @@ class Trust:
         self._unmarked_at: float | None = None
         self._marked_until = 0.0
         self._offset: tuple[float, float, float] | None = None
-
-    def follow(self, dead: Trust) -> None:
-        """Know the node as the session of this client did that has died: another one is no new quorum's."""
-        self.server, self._run, self.mark = dead.server, dead._run, dead.mark
-        self._since, self._steady_at, self._offset = dead._since, dead._steady_at, dead._offset
-        self._unsettled, self._is_news = dead._unsettled, dead._is_news
 
     @property
     def given(self) -> bool:
@@ -322,11 +314,11 @@ class Trust:
     async def _ask(self, wire: Wire, *command: bytes | str | int, failed: Any = None) -> Any:
         """Return the answer, or ``failed`` when there is none in time: the node is asked again later."""
         try:
-            answer = await wire.send(*command, within=self._patience.within())
+            answer = await wire.send(*command, within=wire.patience.within())
         except (ReplyError, Unanswered) as error:
             _logger.debug("%s: %s", command[0], error)
             return failed
-        self._further.step()
+        self.further.step()
         return answer
 
     async def keep_mark(self, wire: Wire, *, quorum_is_new: bool, quorum_was_new: bool) -> None:

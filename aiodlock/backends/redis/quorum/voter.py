@@ -10,7 +10,7 @@ from typing import Any
 from ...._clock import now
 from ...._errors import BackendError
 from ...._model import Left, StoreRequest
-from ...._patience import Further, Patience
+from ...._patience import Patience
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
@@ -35,8 +35,8 @@ _OnAnswer = Callable[[Answer | Exception], None]
 class Voter:
     """One node: sends it what concerns it, and hands its answers on. Its only tasks are its connections.
 
-    Mutable state: ``up`` (set while it can be used), ``trust``, ``_further`` (answers about trust count for
-    entering, too), ``_ran_out_at`` (when an answer did not come in time last).
+    Mutable state: ``up`` (set while it can be used), ``trust`` (a dead session's goes on), ``_ran_out_at``
+    (when an answer did not come in time last).
 
     :param on_restarted: called when another server answers than the one that was met before.
     :param on_met: called when it is known which server answers.
@@ -70,14 +70,8 @@ class Voter:
         self._on_met = on_met
         self.up: asyncio.Event = asyncio.Event()
         self._ran_out_at = 0.0
-        self._further = Further()
-        self.trust: Trust = Trust(
-            _key_of_members(settings.prefix),
-            delays,
-            settings.retention_ms,
-            self.patience,
-            self._further,
-        )
+        key = _key_of_members(settings.prefix)
+        self.trust: Trust = Trust(key, delays, settings.retention_ms)
 
     def __repr__(self) -> str:
         return f"<Voter {self.server.described}>"
@@ -99,7 +93,7 @@ class Voter:
     @property
     def further_at(self) -> float:
         """When entering has last come further; see ``Backend``."""
-        return max(self.server.further_at, self._further.at)
+        return max(self.server.further_at, self.trust.further.at)
 
     @property
     def connecting(self) -> bool:
@@ -358,7 +352,7 @@ class Voter:
         """Tell and ask for the leases in use; return what the node keeps, or raise."""
         async with asyncio.timeout(self.patience.learned):
             kept = await self.server.eval(LENGTHS, (f"{self.trust.key}:lengths",), tuple(told))
-        self._further.step()
+        self.trust.further.step()
         return kept
 
 
