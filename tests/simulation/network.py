@@ -365,6 +365,10 @@ class SimConnection:
         self._reader: Any = None
         self._writer: asyncio.StreamWriter | None = None
 
+    @property
+    def is_connected(self) -> bool:
+        return self._writer is not None
+
     async def connect(self) -> None:
         loop = self._process.loop
         answered: asyncio.Future[Conn | None] = loop.create_future()

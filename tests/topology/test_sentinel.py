@@ -229,7 +229,7 @@ async def test_sentinel_that_takes_long_for_each_answer_is_heard(
     async with _slow(service) as (sentinel, _):
         found = await sentinel.ask(SERVICE, 0)
         assert found.address == ("127.0.0.1", service.primary.port)
-        assert sentinel.patience.learned > 1.2
+        assert sentinel.dialling.patience.learned > 1.2
 
 
 async def test_silence_of_a_sentinel_counts_once_however_many_ask(service: SentinelService) -> None:
@@ -241,7 +241,7 @@ async def test_silence_of_a_sentinel_counts_once_however_many_ask(service: Senti
         asking = [asyncio.create_task(sentinel.ask(SERVICE, 0)) for _ in range(8)]
         await asyncio.wait(asking)
         assert all(isinstance(one.exception(), Unanswered) for one in asking)
-        assert sentinel.patience.learned == 2.0
+        assert sentinel.dialling.patience.learned == 2.0
         sentinel.close()
 
 

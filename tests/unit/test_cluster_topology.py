@@ -174,7 +174,7 @@ async def test_node_that_refuses_is_named_with_the_reason_between_two_attempts(
         cluster._learn(_all_at(1), "localhost")
         await cluster.node_of("name").begun.wait()
         with pytest.raises(BackendUnavailable, match="WRONGPASS"):
-            await backend._at("name", lambda node: node.inspection.inspect("lock", "name"))
+            await backend._at("name", lambda node: node.inspection.inspect_all("lock", ["name"]))
         assert "WRONGPASS" in str(backend.failure)
         cluster.node_of("name").scope.cancel()
 

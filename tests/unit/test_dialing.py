@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import aiodlock._clock
 from aiodlock.backends.redis import dialing
 from aiodlock.backends.redis.dialing import (
     AT_ONCE,
@@ -32,14 +33,19 @@ def test_dial_that_timed_out_has_more_time_the_next_time() -> None:
     assert patience.learned == 2.0
 
 
-def test_pauses_begin_anew_after_a_connection_that_lasted() -> None:
-    attempts = Attempts()
+def test_pauses_begin_anew_after_a_connection_that_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, attempts = 1000.0, Attempts()
+    monkeypatch.setattr(aiodlock._clock, "_gettime", lambda _: moment)
     for _ in range(3):
         attempts.failed()
-    attempts.lasted(0.5)
-    assert attempts.failures == 3
-    attempts.lasted(2.0)
-    assert attempts.failures == 0
+    for lasted, failures in ((0.5, 4), (2.0, 1)):
+        attempts.came_up()
+        moment += lasted
+        attempts.failed()
+        assert attempts.failures == failures
+    moment += 2.0  # without a connection
+    attempts.failed()
+    assert attempts.failures == 2
 
 
 def test_first_attempt_after_a_loss_has_a_pause_that_differs() -> None:

@@ -184,8 +184,8 @@ class Transport:
 def on_transport(answers: int) -> tuple[TransportWire, Transport, list[Any]]:
     """Return a wire on which so many commands are in flight, and what becomes of them."""
     transport, heard = Transport(), list[Any]()
-    connection: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), _reader=None)
-    wire = TransportWire(connection, Patience(60.0))
+    writer: Any = SimpleNamespace(transport=transport)
+    wire = TransportWire(writer, Patience(60.0))
     for _ in range(answers):
         reader = Callback(asyncio.get_running_loop(), heard.append)
         wire.put(b"command", reader, within=0.0)
@@ -247,7 +247,7 @@ async def test_of_quick_replies_one_in_a_while_is_a_sample_and_of_slow_ones_each
         ask(0.001)
     assert samples == [0.001], "the first one"
     assert wire._watchdog is not None
-    wire._watch(wire._answers, 1.0)  # nothing is on its way
+    wire._watch(wire.answers, 1.0)  # nothing is on its way
     for _ in range(3):
         ask(0.5)
     assert samples == [0.001, 0.5, 0.5, 0.5]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from ..._errors import BackendError
@@ -10,15 +10,13 @@ from ..._model import (
     Capabilities,
     Gone,
     Granted,
-    Kind,
     Left,
-    LockInfo,
     Refused,
     StoreRequest,
-    Tokens,
     Waiting,
 )
 from .._label import make_label
+from ..asked import Asked
 from ..kept import Notices
 from .calls import Calls, ClientChannel
 from .inspection import Inspection
@@ -26,10 +24,10 @@ from .replicas import capabilities
 from .server import Server
 from .settings import Settings
 from .source import Source
-from .waits import Waits, records
+from .waits import Waits
 
 
-class RedisBackend:
+class RedisBackend(Asked):
     """One server: ``calls`` for requests, ``inspection`` for people; both use the same connections."""
 
     def __init__(self, source: Source, settings: Settings, *, label: str | None = None) -> None:
@@ -37,8 +35,7 @@ class RedisBackend:
         self.label: str = label or make_label()
         self.server: Server = Server(source, settings, self.label)
         self.calls: Calls = Calls(self.server, ClientChannel(self.server.to_clients))
-        self._inspection = Inspection(self.server)
-        self._waits = Waits(self.server)
+        super().__init__(Inspection(self.server), Waits(self.server))
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self.server.described}>"
@@ -94,9 +91,6 @@ class RedisBackend:
     async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         return await self.calls.leave_unknown(request_id, where, final)
 
-    async def settle(self) -> None:
-        """Every answer is waited for by a call."""
-
     def watch(self, request: StoreRequest, watching: bool) -> None:
         self.calls.watch(request, watching)
 
@@ -105,28 +99,3 @@ class RedisBackend:
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         return self.calls.observe(kind, name, changed)
-
-    # -- for people ------------------------------------------------------------------------------
-
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return await self._inspection.inspect(kind, name)
-
-    async def inspect_all(
-        self, kind: Kind, names: Sequence[str], *, queues: bool = True
-    ) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names, queues=queues)
-
-    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
-        await self._waits.tell(serial, record, keep)
-
-    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
-        return records(await self._waits.read(labels))
-
-    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        return self._inspection.names(match, kind)
-
-    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
-        return await self._inspection.break_lock(name, kind, tokens)
-
-    async def forget(self, name: str) -> bool:
-        return await self.calls.forget(name)

@@ -194,13 +194,6 @@ class Calls:
             for request_id, token, state_key, recalled in grants_of(reply):
                 self.listener.on_granted(request_id, token, state_key, recalled)
 
-    async def forget(self, name: str) -> bool:
-        """Take the record of a success back; return whether there was one."""
-        server = self._server
-        wire = server.link.wire or await server.link.wait_up(hurry=True)
-        key = keys_of(self._prefix, "once", name).record
-        return bool(await server.answer(wire.send("DEL", key)))
-
     # -- messages ----------------------------------------------------------------------------------
 
     def watch(self, request: StoreRequest, watching: bool) -> None:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..._backoff import pause_after
+from ..._clock import now
 from ..._patience import Further, Patience
+from .wire import Wire, open_wire
 
 #: So many dials of one process to one server are under way at once.
 AT_ONCE = 32
@@ -86,7 +88,7 @@ class Handshake:
 
     def progress(self) -> object:
         """Return how far the connection has come."""
-        return self.steps, self._connection._writer is not None, self._found()
+        return self.steps, self._connection.is_connected, self._found()
 
     async def run(self, patience: Patience) -> None:
         """Connect, or raise a RedisError or an OSError; each step may take what ``patience`` says."""
@@ -116,23 +118,83 @@ async def connect(connection: AbstractConnection) -> None:
         raise RedisConnectionError(f"connecting raised {failed!r}") from failed
 
 
+class Dialling:
+    """How one server is dialled, and what was learned of how long that takes.
+
+    Mutable state: ``_login`` (how long a step of a dial takes), ``_steps`` (of the last one).
+
+    :param patience: how long replies take.
+    :param further: is told when a connection has come further than ever.
+    """
+
+    def __init__(self, patience: Patience, further: Further | None = None) -> None:
+        self.patience: Patience = patience
+        self.further: Further = further or Further()
+        self._login = logging_in()
+        self._steps = 0
+
+    def within(
+        self, progress: Callable[[], object] = lambda: None
+    ) -> AbstractAsyncContextManager[None]:
+        """Raise TimeoutError when a step takes longer than those before."""
+        return within(self._login.learned, progress)
+
+    async def open(
+        self,
+        connection: AbstractConnection,
+        look_up: Callable[[], Awaitable[object]],
+        *,
+        found: Callable[[], float] = lambda: 0.0,
+        on_message: Callable[[Any], None] | None = None,
+        longest: float = float("inf"),
+    ) -> Wire:
+        """Connect, or raise a RedisError or an OSError.
+
+        :param look_up: waits until the server's address is known.
+        :param found: when looking for the server has last come further.
+        :param on_message, longest: see ``Wire``.
+        """
+        handshake = Handshake(connection, self.further, found)
+        try:
+            async with self.within():
+                await look_up()
+            await handshake.run(self._login)
+            if not self.patience.knows and handshake.steps:
+                self.patience.answered(handshake.slowest)
+            self._steps = handshake.steps
+            return open_wire(connection, self.patience, on_message, longest=longest)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+
+    def came_further(self, wire: Wire) -> None:
+        """Answers have come on the wire that was opened last, behind those to its login."""
+        self.further.reach(self._steps + wire.answers)
+
+
 class Attempts:
     """The attempts of one link to get its connection back.
 
-    Mutable state: ``failures`` (since it was last up).
+    Mutable state: ``failures`` (since it was last up for a while), ``_up_at`` (when it came up).
     """
 
     def __init__(self) -> None:
         self.failures: int = 0
+        self._up_at = float("inf")
 
-    def lasted(self, seconds: float) -> None:
-        """A connection was up for so long. If that was short, it was no more than one more attempt: what
-        ended it (a refusal, a proxy that accepts and cuts) may end the next one as soon."""
-        if seconds >= _LONGEST_PAUSE:
-            self.failures = 0
+    def came_up(self) -> None:
+        """There is a connection."""
+        self._up_at = now()
 
     def failed(self) -> float:
-        """Return the seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt.
+
+        A connection that was up shortly was no more than one more attempt: what ended it (a refusal, a
+        proxy that accepts and cuts) may end the next one as soon.
+        """
+        if now() - self._up_at >= _LONGEST_PAUSE:
+            self.failures = 0
+        self._up_at = float("inf")
         self.failures += 1
         if self.failures == 1:
             # At once, but not all together: all clients may lose their connections in one moment.

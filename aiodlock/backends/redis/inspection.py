@@ -28,10 +28,6 @@ class Inspection:
         self._server = server
         self._prefix = server.settings.prefix
 
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        (info,) = await self.inspect_all(kind, [name])
-        return info
-
     async def inspect_all(
         self, kind: Kind, names: Sequence[str], *, queues: bool = True
     ) -> list[LockInfo]:
@@ -72,6 +68,12 @@ class Inspection:
         if not isinstance(reply, int):
             raise wrong_shape("break", reply)
         return reply
+
+    async def forget(self, name: str) -> bool:
+        link = self._server.link
+        wire = link.wire or await link.wait_up(hurry=True)
+        key = keys_of(self._prefix, "once", name).record
+        return bool(await self._server.answer(wire.send("DEL", key)))
 
 
 async def names_of(server: Server, match: str, kind: Kind = "lock") -> AsyncIterator[str]:

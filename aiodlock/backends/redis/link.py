@@ -12,11 +12,11 @@ import anyio
 from redis.exceptions import RedisError
 
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import LEAST, Further, Patience
-from .dialing import Attempts, Handshake, Turn, logging_in, turns_of, within
+from ..._patience import LEAST, Patience
+from .dialing import Attempts, Dialling, Turn, turns_of
 from .refusals import Unusable, is_refusal
 from .source import Source
-from .wire import DriverWire, Wire, open_wire
+from .wire import DriverWire, Wire
 
 _logger = logging.getLogger("aiodlock")
 
@@ -29,10 +29,8 @@ class Link:
 
     ``prepare`` runs on each new wire before other tasks may use it; ``on_up`` is called when they may.
 
-    Mutable state: ``wire`` (the connection, while it is up) and ``failure`` (why it is not), ``patience``
-    (how long replies take) and ``_login`` (the same of a dial's steps), ``further`` (when a new
-    connection has come further than ever), ``_attempts``, ``_came_up_at``, ``_over``, and two events for
-    those who wait.
+    Mutable state: ``wire`` (the connection, while it is up) and ``failure`` (why it is not), ``dialling``
+    and ``_attempts``, ``_over``, and two events for those who wait.
 
     :param longest: seconds for which waiters go on without an answer: what is silent for a third of them
         is dead.
@@ -60,15 +58,11 @@ class Link:
         self.lead: Link | None = None
         self._attempts = Attempts()
         # With a small ``unavailable_after`` waiters have to learn of an outage sooner.
-        self.patience: Patience = patience or Patience(min(LEAST, longest / 2))
-        self._login = logging_in()
-        self.further: Further = Further()
-        self._steps = 0
+        self.dialling: Dialling = Dialling(patience or Patience(min(LEAST, longest / 2)))
         self._over = False
         #: While the client is entered, a refusal of this user ends ``run``. Later it is an outage like any
         #: other: an account may be missing on one node, or for a moment.
         self.entering = True
-        self._came_up_at = float("inf")
         self.wire: Wire | None = None
         self.failure: Exception | None = None
 
@@ -108,7 +102,6 @@ class Link:
         turns = turns_of(self._source.described)
         refused_before = False
         while True:
-            self._came_up_at = float("inf")
             try:
                 turn = await turns.take()
                 try:
@@ -121,7 +114,6 @@ class Link:
                         await wire.closed()
                 finally:
                     turn.give_back()
-                attempts.lasted(asyncio.get_running_loop().time() - self._came_up_at)
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
             self.failure = reason
@@ -131,11 +123,12 @@ class Link:
                 words = "" if isinstance(reason, Unusable) else " refuses this client"
                 raise BackendError(f"{described}{words}: {reason}") from reason
             # Once per outage, and again when it turns out to be a refusal. Calls meanwhile raise errors.
-            news = not attempts.failures or (refused and not refused_before)
+            pause = attempts.failed()
+            news = attempts.failures == 1 or (refused and not refused_before)
             refused_before = refused
             level = logging.WARNING if news else logging.DEBUG
             _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
-            await self._pause(attempts.failed())
+            await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt: not in step with all others, and not before the leading link."""
@@ -159,19 +152,19 @@ class Link:
     async def _prepare_and_use(self, wire: Wire, turn: Turn) -> Exception:
 
         def progress() -> int:
-            self.further.reach(self._steps + wire.answers)
+            self.dialling.came_further(wire)
             return wire.answers
 
         try:
             if self._prepare is not None:
-                async with within(self._login.learned, progress):
+                async with self.dialling.within(progress):
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
         turn.succeeded()
         progress()
         self.wire, self.failure = wire, None
-        self._came_up_at = asyncio.get_running_loop().time()
+        self._attempts.came_up()
         self._up.set()
         # This runs before the callers whose replies are lost: a repeated command must not go to the dead
         # wire.
@@ -185,17 +178,11 @@ class Link:
         self._up.clear()
 
     async def _connect(self) -> Wire:
-        connection = self._source.make_connection()
-        handshake = Handshake(connection, self.further, lambda: self._source.further_at)
-        try:
-            async with within(self._login.learned):
-                await self._source.look_up()
-            await handshake.run(self._login)
-            if not self.patience.knows and handshake.steps:
-                self.patience.answered(handshake.slowest)
-            return open_wire(connection, self.patience, self._on_message, longest=self._longest)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            self._steps = handshake.steps
+        source = self._source
+        return await self.dialling.open(
+            source.make_connection(),
+            source.look_up,
+            found=lambda: source.further_at,
+            on_message=self._on_message,
+            longest=self._longest,
+        )

@@ -147,14 +147,14 @@ class PrimaryLookup:
         # Those that are asked all the time go on: what they answer later counts at the next attempt.
         limit = LONGEST
         if self._sentinels:
-            known = any(one.patience.knows for one in sentinels)
-            limit = max(one.patience.usual for one in sentinels) if known else _FIRST
+            known = any(one.dialling.patience.knows for one in sentinels)
+            limit = max(one.dialling.patience.usual for one in sentinels) if known else _FIRST
         async with within(limit, lambda: self.further_at):
             await news.wait()
             with anyio.move_on_after(_GRACE):
                 while len(answered) < len(sentinels):  # noqa: ASYNC110
                     await asyncio.sleep(_GRACE / 10)
-        async with within(max(one.patience.usual for one in sentinels)):
+        async with within(max(one.dialling.patience.usual for one in sentinels)):
             # A sentinel of another deployment may have been the quickest.
             while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
                 self._heard(sentinels), len(sentinels)
@@ -230,7 +230,7 @@ class PrimaryLookup:
     @property
     def further_at(self) -> float:
         """When a new connection to a sentinel has come further than ever."""
-        return max((one.further.at for one in self._sentinels), default=0.0)
+        return max((one.dialling.further.at for one in self._sentinels), default=0.0)
 
     def suspect(self) -> None:
         """Ask at once: the server behaves as one that was replaced does."""

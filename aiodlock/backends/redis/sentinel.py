@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import RedisError, ResponseError
 
-from ..._patience import Further, Patience
+from ..._patience import Patience
 from .._addresses import resolve
-from .dialing import Handshake, logging_in, within
+from .dialing import Dialling
 from .refusals import ReplyError
-from .wire import Wire, open_wire
+from .wire import Wire
 
 Address = tuple[str, int]
 
@@ -43,9 +44,7 @@ class Sentinel:
     """One sentinel, and a connection to it that is kept while a client is entered.
 
     Mutable state: ``kept`` (whether it is), ``_wire``, ``heard`` (the last answer, and when), ``failure``
-    (why there was none the last time), ``hurry`` (set when it is to be asked at once), ``patience`` (how
-    long answers take) and ``_login`` (the same of a dial's steps), ``further``
-    (when a new connection has come further than ever).
+    (why there was none the last time), ``hurry`` (set when it is to be asked at once), ``dialling``.
     """
 
     def __init__(self, address: Address, dial: Callable[[], AbstractConnection]) -> None:
@@ -57,9 +56,7 @@ class Sentinel:
         self.heard: tuple[Named, float] | None = None
         self.failure: Exception | None = None
         self.hurry: asyncio.Event = asyncio.Event()
-        self.patience: Patience = Patience()
-        self._login = logging_in()
-        self.further: Further = Further()
+        self.dialling: Dialling = Dialling(Patience())
 
     async def ask(self, service: str, least_others: int) -> Named:
         """Return what it says now, or raise a RedisError or an OSError."""
@@ -72,7 +69,7 @@ class Sentinel:
             if not self.kept:
                 self.close()
         self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
-        self.further.reach(_ANSWERED)
+        self.dialling.further.reach(_ANSWERED)
         return named
 
     async def _ask(self, service: str, least_others: int) -> Named:
@@ -82,22 +79,9 @@ class Sentinel:
     async def _connected(self) -> Wire:
         async with self._connecting:
             if self._wire is None or self._wire.lost.done():
-                self._wire = await self._connect()
+                look_up = partial(resolve, *self.address)
+                self._wire = await self.dialling.open(self._dial(), look_up)
             return self._wire
-
-    async def _connect(self) -> Wire:
-        connection = self._dial()
-        handshake = Handshake(connection, self.further)
-        try:
-            async with within(self._login.learned):
-                await resolve(*self.address)
-            await handshake.run(self._login)
-            if not self.patience.knows and handshake.steps:
-                self.patience.answered(handshake.slowest)
-            return open_wire(connection, self.patience)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
 
     def close(self) -> None:
         """Give the connection up."""

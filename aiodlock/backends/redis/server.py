@@ -146,7 +146,11 @@ class Server:
                         # Before anybody can list the store, and would find the probe's key.
                         key = probe_key(self.settings.prefix, self.label)
                         self.notifications = await events.arrive(
-                            commands, wakeups, key, allowed, self._on_probed
+                            commands,
+                            wakeups,
+                            key,
+                            allowed,
+                            lambda times: self._further.reach(2 + times),
                         )
                 connections.entered()
                 ready()
@@ -207,9 +211,6 @@ class Server:
         if self._prepare is not None:
             await self._prepare(wire)
 
-    def _on_probed(self, times: int) -> None:
-        self._further.reach(2 + times)
-
     async def _check_permissions(self, allowed: asyncio.Event) -> None:
         settings = self.settings
         while True:
@@ -242,7 +243,7 @@ class Server:
     @property
     def further_at(self) -> float:
         """When entering has last come further; see ``Backend``."""
-        links = (link.further.at for link in self.connections.links)
+        links = (link.dialling.further.at for link in self.connections.links)
         return max(self.source.further_at, self._further.at, *links)
 
     @property

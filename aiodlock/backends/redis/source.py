@@ -7,6 +7,8 @@ taken from the pool of a client that the user owns; only its connection settings
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
 from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -107,6 +109,22 @@ class Source:
         place = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         return cls(pool, f"{type(client).__name__} at {place}")
 
+    @property
+    def place(self) -> Address:
+        """The host and the port that are dialled."""
+        return str(self._kwargs.get("host", "localhost")), int(self._kwargs.get("port", 6379))
+
+    def at(self, host: str, port: int) -> Source:
+        """Return the same settings for another server. What it is called is where it says that it is."""
+        other = copy(self)
+        other.described = f"{host}:{port}"
+        if self.remap is not None:
+            # Users' code: what it does not know (a node that has joined) is dialled where it says it is.
+            with suppress(Exception):
+                host, port = self.remap((host, port))
+        other._kwargs = self._kwargs | {"host": host, "port": port}
+        return other
+
     def found_by(self, lookup: PrimaryLookup) -> Source:
         """Ask Sentinel where the server is, for every connection anew and while connected."""
         self._class = only_primaries(self._class)
@@ -135,9 +153,7 @@ class Source:
             getattr(one, "_connect", None) for one in (self._class, connection.Connection)
         )
         if self._lookup is None and own is redis_py and "path" not in self._kwargs:
-            await resolve(
-                str(self._kwargs.get("host", "localhost")), int(self._kwargs.get("port", 6379))
-            )
+            await resolve(*self.place)
 
     @property
     def further_at(self) -> float:

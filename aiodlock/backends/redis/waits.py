@@ -43,8 +43,12 @@ class Waits:
             raise wrong_shape("tell", reply)
         return bytes(word)
 
-    async def read(self, labels: Sequence[str]) -> dict[str, Told]:
-        """Return the records of these clients; an empty one was taken back."""
+    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+        """Return the records of these clients."""
+        return records(await self.told(labels))
+
+    async def told(self, labels: Sequence[str]) -> dict[str, Told]:
+        """Return the records of these clients with their serials; an empty one was taken back."""
         link = self._server.link
         wire = link.wire or await link.wait_up()
         keys = [waits_key(self._prefix, label) for label in labels]

@@ -93,7 +93,7 @@ class Wakeups:
     async def ping(self) -> bool:
         """Return True when all that was sent to us by now has arrived, False if the connection is lost."""
         wire = await self.link.first_up()
-        sent, patience = now(), self.link.patience
+        sent, patience = now(), self.link.dialling.patience
         pong: asyncio.Future[Any] = self._channels.ping(wire)
         await asyncio.wait(
             {pong, wire.lost}, timeout=self._silence, return_when=asyncio.FIRST_COMPLETED
@@ -107,7 +107,7 @@ class Wakeups:
     @property
     def _silence(self) -> float:
         """How long the answer to a ping, or to a message to ourselves, is waited for (seconds)."""
-        return self.link.patience.silence(float("inf"))
+        return self.link.dialling.patience.silence(float("inf"))
 
     def watch(self, state_key: str, request_id: str) -> None:
         """Listen for the end of the holders of a name, for its head."""

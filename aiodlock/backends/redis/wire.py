@@ -120,12 +120,12 @@ class Wire:
     """What both kinds of wire share: which caller waits for which reply, and what a lost connection means.
 
     Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future, or what stands for it,
-    per command sent), ``_held`` (commands that wait until fewer are on their way), ``_answers`` (counts
-    replies, so that silence can be told), ``_lease`` (the shortest that hung on an answer lately),
-    ``_timed`` (the reader whose reply is a sample of how long replies take, and when it was asked for;
-    ``_to_time``: the next command's is one), ``_limited`` (replies that are awaited for so long only, and
-    until when) with one timer ``_limit`` for the oldest of them, which is not moved when that one is
-    answered; ``lost`` (done when it is over).
+    per command sent), ``_held`` (commands that wait until fewer are on their way), ``answers`` (how
+    many replies and messages came back, so that silence can be told), ``_lease`` (the shortest that hung on
+    an answer lately), ``_timed`` (the reader whose reply is a sample of how long replies take, and when it
+    was asked for; ``_to_time``: the next command's is one), ``_limited`` (replies that are awaited for so
+    long only, and until when) with one timer ``_limit`` for the oldest of them, which is not moved when
+    that one is answered; ``lost`` (done when it is over).
 
     :param patience: how long a reply may take; it learns from the replies.
     :param longest: seconds; without any reply for a third of this the connection counts as dead.
@@ -147,7 +147,7 @@ class Wire:
         self._lease = self._longest = longest
         self._timed: tuple[Reader, float] | None = None
         self._to_time = False
-        self._answers = 0
+        self.answers: int = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._limited: deque[tuple[float, Reader]] = deque()
         self._limit: asyncio.TimerHandle | None = None
@@ -241,11 +241,6 @@ class Wire:
         """The address of the server, where there is one."""
         return None
 
-    @property
-    def answers(self) -> int:
-        """How many replies and messages came back on it."""
-        return self._answers
-
     def close(self, reason: Exception | None = None) -> None:
         """Break the connection. What is in flight fails as unanswered."""
         if self.lost.done():
@@ -279,7 +274,7 @@ class Wire:
         raise NotImplementedError
 
     def _receive(self, reply: Any) -> None:
-        self._answers += 1
+        self.answers += 1
         if self._on_message is not None:
             self._on_message(reply)
             return
@@ -323,13 +318,13 @@ class Wire:
             self._watchdog.cancel()
         self._to_time = self._timed is None
         silence = self.patience.silence(self._lease)
-        self._watchdog = self._loop.call_later(silence, self._watch, self._answers, silence)
+        self._watchdog = self._loop.call_later(silence, self._watch, self.answers, silence)
 
     def _watch(self, answers_before: int, silence: float) -> None:
         self._watchdog, self._lease = None, self._longest
         if not self._waiting:
             return
-        if self._answers == answers_before:
+        if self.answers == answers_before:
             self.patience.ran_out()
             self.close(Unanswered(f"no reply within {silence:.3g} s"))
             return
@@ -343,14 +338,14 @@ def fail(reply: Reader, error: BaseException) -> None:
 
 
 class TransportWire(Wire, asyncio.Protocol):
-    """On the transport of a connected redis-py connection, which is left empty.
+    """On the transport of a connection that redis-py has opened.
 
     Mutable state: ``_paused`` (nothing is read until the replies that were read are taken).
     """
 
     def __init__(
         self,
-        connection: AbstractConnection,
+        writer: asyncio.StreamWriter,
         patience: Patience,
         on_message: Callable[[Any], None] | None = None,
         *,
@@ -361,13 +356,10 @@ class TransportWire(Wire, asyncio.Protocol):
         self._reader = hiredis.Reader(
             notEnoughData=_NOTHING, protocolError=ReplyError, replyError=ReplyError
         )
-        writer: asyncio.StreamWriter = connection._writer  # type: ignore[assignment]
         # Kept because a StreamWriter closes its transport when it is collected.
         self._writer = writer
         self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]
         self._transport.set_protocol(self)
-        # It would warn of an open connection, and close ours, when it is collected.
-        connection._writer = connection._reader = None
         self._transport.resume_reading()
 
     @property
@@ -475,6 +467,10 @@ def open_wire(
     longest: float = float("inf"),
 ) -> Wire:
     """Take over a connected redis-py connection."""
-    has_transport = isinstance(connection._writer, asyncio.StreamWriter)
-    kind = TransportWire if has_transport else DriverWire
-    return kind(connection, patience, on_message, longest=longest)
+    writer = connection._writer
+    if not isinstance(writer, asyncio.StreamWriter):
+        return DriverWire(connection, patience, on_message, longest=longest)
+    wire = TransportWire(writer, patience, on_message, longest=longest)
+    # It would warn of an open connection, and close ours, when it is collected.
+    connection._writer = connection._reader = None
+    return wire

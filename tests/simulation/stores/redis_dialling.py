@@ -22,6 +22,10 @@ class Dialled:
         self._reader: Any = None
         self._writer: asyncio.StreamWriter | None = None
 
+    @property
+    def is_connected(self) -> bool:
+        return self._writer is not None
+
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)

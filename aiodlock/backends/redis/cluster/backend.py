@@ -34,7 +34,6 @@ from ..refusals import Redirected
 from ..replicas import capabilities
 from ..settings import Settings
 from ..source import Source
-from ..waits import records
 from .node import Node, stop_listening
 from .topology import Topology
 
@@ -224,7 +223,7 @@ class ClusterBackend:
 
     async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         async def at(label: str) -> dict[str, bytes]:
-            return records(await self._once_at(label, lambda node: node.waits.read([label])))
+            return await self._once_at(label, lambda node: node.waits.read([label]))
 
         found: dict[str, bytes] = {}
         for one in await asyncio.gather(*(at(label) for label in labels)):
@@ -248,7 +247,7 @@ class ClusterBackend:
         )
 
     async def forget(self, name: str) -> bool:
-        return await self._once_at(name, lambda node: node.calls.forget(name))
+        return await self._once_at(name, lambda node: node.inspection.forget(name))
 
 
 async def _unknown() -> Granted | Waiting | Gone:

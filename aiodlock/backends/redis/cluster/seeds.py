@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from copy import copy
 from typing import Any
 
 from redis.asyncio import ConnectionPool, RedisCluster
@@ -13,10 +11,9 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from ...._errors import BackendError, BackendUnavailable
 from ...._patience import Further, Patience
-from ..dialing import Handshake, logging_in
+from ..dialing import Dialling
 from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
-from ..wire import open_wire
 from .identity import Told, told_on
 
 Address = tuple[str, int]
@@ -77,37 +74,18 @@ def owners_in(slots: Any, asked: str) -> tuple[list[Address | None], dict[Addres
     return owners, present
 
 
-def host_of(source: Source) -> str:
-    return str(source._kwargs.get("host", "localhost"))
-
-
-def at_address(source: Source, host: str, port: int) -> Source:
-    """Return the same settings for another server. What it is called is where it says that it is."""
-    other = copy(source)
-    other.described = f"{host}:{port}"
-    if source.remap is not None:
-        # Users' code: what it does not know (a node that has joined) is dialled where it says that it is.
-        with suppress(Exception):
-            host, port = source.remap((host, port))
-    other._kwargs = source._kwargs | {"host": host, "port": port}
-    return other
-
-
 async def ask_seed(seed: Source, further: Further) -> Told:
     """Ask an address that the user has named for the owners of slots.
 
     :param further: is told how far this has come.
     """
-    connection = seed.make_connection()
-    handshake, patience = Handshake(connection, further), Patience()
+    connection, dialling = seed.make_connection(), Dialling(Patience(), further)
     try:
-        await handshake.run(logging_in())
-        patience.answered(handshake.slowest)
-        wire = open_wire(connection, patience)
+        wire = await dialling.open(connection, seed.look_up)
         try:
             return await told_on(wire)
         finally:
-            further.reach(handshake.steps + wire.answers)
+            dialling.came_further(wire)
             await wire.closed()
     except TimeoutError as silent:
         raise BackendUnavailable(f"{seed.described} does not answer") from silent
@@ -199,15 +177,11 @@ class SeedAnswers:
         return sum(
             told[other].identity.is_of(identity)
             if other in told
-            else _place_of(seed) in identity.addresses
+            else seed.place in identity.addresses
             for other, seed in enumerate(self._seeds)
         )
 
 
-def _place_of(seed: Source) -> tuple[str, int]:
-    return host_of(seed), int(seed._kwargs.get("port", 6379))
-
-
 def unlike(seeds: Sequence[Source]) -> list[Source]:
     """Return the seeds, each address once."""
-    return list({_place_of(seed): seed for seed in seeds}.values())
+    return list({seed.place: seed for seed in seeds}.values())

@@ -34,7 +34,7 @@ from ..source import Source
 from .identity import ClusterIdentity, Told
 from .node import Address, Node
 from .observer import Observer
-from .seeds import SeedAnswers, ask_seed, at_address, host_of, owners_in, refusal_of, unlike
+from .seeds import SeedAnswers, ask_seed, owners_in, refusal_of, unlike
 
 _logger = logging.getLogger("aiodlock")
 
@@ -64,16 +64,17 @@ class Topology:
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``_observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
-    for the owners has been answered), ``_keeps`` (whether a node is kept that owns no slot),
-    ``_entering`` (until nodes are connected; until then a refusal is fatal), ``_leaving`` (set when ``run``
-    ends), ``_failure`` (why the last question for the owners had no answer), ``known`` (which cluster it
-    is), ``_patience`` (how long answers to that question take).
+    for the owners has been answered), ``_tasks`` (until ``run`` ends), ``_entering``
+    (until nodes are connected; until then a refusal is fatal), ``_failure`` (why the last question for the
+    owners had no answer), ``known`` (which cluster it is), ``_patience`` (how long answers to that question
+    take).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
         self._seeds = unlike(seeds)
-        self._settings = settings
-        self._label = label
+        self._make_node = partial(
+            Node, settings=settings, label=label, on_news=self._on_news, check=self.check
+        )
         self.nodes: dict[Address, Node] = {}
         self._observers: set[Observer] = set()
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
@@ -83,9 +84,7 @@ class Topology:
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Notices | None = None
         self._failure: Exception | None = None
-        self._keeps = False
         self._entering = True
-        self._leaving = False
         self._patience = Patience()
         self._further = Further()
         self.known: Known[ClusterIdentity] = Known(
@@ -100,15 +99,14 @@ class Topology:
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep all primaries connected, and know the owners of slots, until cancelled."""
         self._listener = listener
-        self._entering, self._leaving = True, False
+        self._entering = True
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 try:
                     await self._know_owners(ready)
                 finally:
-                    self._leaving = True
+                    self._tasks = None
         finally:
-            self._tasks = None
             self.nodes.clear()
 
     async def _know_owners(self, ready: Callable[[], None]) -> None:
@@ -137,7 +135,8 @@ class Topology:
         """Return the seconds after which the owners are asked for though nobody has noticed a change."""
         if any(node.server.wire is None for node in self.nodes.values()):
             return _ASK_EVERY * random.uniform(0.8, 1.0)
-        return _KEPT_FOR if self._keeps else None
+        # A node is kept for a while that owns no slot.
+        return _KEPT_FOR if self.nodes.keys() - set(self._learned) else None
 
     async def _run_node(self, node: Node) -> None:
         assert self._listener is not None
@@ -153,7 +152,7 @@ class Topology:
                 try:
                     await node.run(self._listener, on_up)
                 except (BackendError, ExceptionGroup) as failed:
-                    if self._leaving:
+                    if self._tasks is None:
                         return  # it was cancelled, which a task group that fails keeps to itself
                     node.refusal = refusal = refusal_in(failed) or failed
                     if self._entering:
@@ -259,7 +258,7 @@ class Topology:
         except (RedisError, OSError) as failed:
             raise BackendUnavailable(f"{seed.described}: {failed}") from failed
         self._meet(told.identity, seed.described)
-        self._learn(told.slots, host_of(seed))
+        self._learn(told.slots, seed.place[0])
 
     async def _enter_by_seeds(self) -> bool:
         answers = SeedAnswers(self._seeds)
@@ -290,7 +289,7 @@ class Topology:
     def _believe(self, told: dict[int, Told], chosen: int) -> None:
         """Enter the cluster of one of these answers; the log says which addresses are of another one."""
         self._meet(told[chosen].identity, self._seeds[chosen].described)
-        self._learn(told[chosen].slots, host_of(self._seeds[chosen]))
+        self._learn(told[chosen].slots, self._seeds[chosen].place[0])
         for index, other in told.items():
             with suppress(OtherStore):
                 self._meet(other.identity, self._seeds[index].described)
@@ -353,11 +352,9 @@ class Topology:
         for address in [known for known in self.nodes if known not in present]:
             if address in owned or self.nodes[address].kept_until <= moment:
                 self.nodes.pop(address).scope.cancel()
-        self._keeps = len(self.nodes) > len(present)
 
     def start(self, address: Address) -> Node:
-        source = at_address(self._seeds[0], *address)
-        node = Node(source, address, self._settings, self._label, self._on_news, self.check)
+        node = self._make_node(self._seeds[0].at(*address), address)
         self.nodes[address] = node
         start_soon(self._tasks, self._run_node(node))
         return node

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from ...._errors import BackendError, Unsupported
+from ...._errors import BackendError
 from ...._model import (
     Capabilities,
     Gone,
     Granted,
-    Kind,
     Left,
-    LockInfo,
     Refused,
     StoreRequest,
-    Tokens,
     Waiting,
 )
 from ..._label import make_label
+from ...asked import Asked
 from ...kept import NOTHING_LEFT, Notices
 from ..calls import Outcome
 from ..settings import Settings
 from ..source import Source
-from ..waits import newest, records
 from .asking import Asking
 from .broadcast import Broadcast
 from .confirming import Confirming
@@ -47,7 +44,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-class QuorumBackend:
+class QuorumBackend(Asked):
     """All nodes of a quorum. Its state is in its rooms."""
 
     def __init__(
@@ -71,7 +68,8 @@ class QuorumBackend:
         self._holding = Holding(self._requests, self._messenger)
         self._asking = Asking(self._requests, self._messenger, self._confirming, self._holding)
         self._leaving = Leaving(self._requests)
-        self._inspection = Inspection(self.nodes)
+        self._people = Inspection(self.nodes)
+        super().__init__(self._people, self._people)
 
     def __repr__(self) -> str:
         return f"<QuorumBackend {self.nodes.described}>"
@@ -181,7 +179,7 @@ class QuorumBackend:
         await self._leaving.settle()
 
     async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
-        left = await self._inspection.of_majority(
+        left = await self._people.of_majority(
             lambda voter: voter.leave_unknown(request_id, where, final)
         )
         return next((one for one in left if one != NOTHING_LEFT), NOTHING_LEFT)
@@ -204,32 +202,6 @@ class QuorumBackend:
                 stop_one()
 
         return stop
-
-    # -- for people ------------------------------------------------------------------------------
-
-    async def inspect(self, kind: str, name: str) -> LockInfo:
-        return await self._inspection.inspect(kind, name)
-
-    async def inspect_all(
-        self, kind: str, names: Sequence[str], *, queues: bool = True
-    ) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names)
-
-    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
-        await self._inspection.of_majority(lambda voter: voter.waits.tell(serial, record, keep))
-
-    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
-        found = await self._inspection.of_majority(lambda voter: voter.waits.read(labels))
-        return records(newest(found))
-
-    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        return self._inspection.names(match)
-
-    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
-        return await self._inspection.break_lock(name, tokens)
-
-    async def forget(self, name: str) -> bool:
-        raise Unsupported("what is done once is recorded on one server, and a quorum has several")
 
 
 async def _gone() -> Gone:

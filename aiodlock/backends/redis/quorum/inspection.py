@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import anyio
 
-from ...._errors import BackendError
-from ...._model import LockInfo, Tokens
+from ...._errors import BackendError, Unsupported
+from ...._model import Kind, LockInfo, Tokens
 from ...base import Unanswered
+from ..waits import newest, records
 from .broadcast import failure_of
 from .nodes import Nodes
 from .views import ids_of, lock_info
@@ -23,7 +24,7 @@ _GRACE = 1.0
 
 
 class Inspection:
-    """The calls of ``Backend`` that are for people, on all nodes."""
+    """The calls of ``Backend`` that are for people, and those about waits, on all nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -32,15 +33,17 @@ class Inspection:
         views = await self.of_majority(lambda voter: voter.inspect(kind, name))
         return lock_info(name, views, len(self._nodes.voters))
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         return await asyncio.gather(*(self.inspect(kind, name) for name in names))
 
-    async def names(self, match: str) -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind) -> AsyncIterator[str]:
         found = await self.of_majority(lambda voter: _collected(voter.names(match)))
         for name in sorted(set().union(*found)):
             yield name
 
-    async def break_lock(self, name: str, tokens: Tokens | None) -> int:
+    async def break_lock(self, name: str, kind: Kind, tokens: Tokens | None) -> int:
         ids: Collection[bytes] | None = None
         if tokens is not None:
             # Votes have tokens of their own until a request holds: its id is the same on all nodes.
@@ -50,6 +53,15 @@ class Inspection:
                 return 0
         broken = await self.of_majority(lambda voter: voter.break_votes(name, ids))
         return len(set().union(*broken))
+
+    async def forget(self, name: str) -> bool:
+        raise Unsupported("what is done once is recorded on one server, and a quorum has several")
+
+    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+        await self.of_majority(lambda voter: voter.waits.tell(serial, record, keep))
+
+    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return records(newest(await self.of_majority(lambda voter: voter.waits.told(labels))))
 
     async def of_majority(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:
         """Call every node; return the answers, of a majority at least."""
