@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from aiodlock.backends.etcd import connection as ours
 from aiodlock.backends.etcd import framing as f
 from aiodlock.backends.etcd.connection import Connection, connect
-from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent, Status
+from aiodlock.backends.etcd.exchange import Exchange, Flow, Lost, NotSent, Status
+from aiodlock.backends.etcd.headers import Headers
 from aiodlock.backends.etcd.link import Link
 from aiodlock.backends.etcd.sources import read_url
 
@@ -227,7 +228,7 @@ async def test_no_more_calls_at_a_time_than_the_server_allows(make: Any) -> None
     connection, server = await make(lambda _, stream: waiting.append(stream))
     server.h2.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 2})
     server.flush()
-    await _until(lambda: connection._most == 2)
+    await _until(lambda: connection._settings.calls == 2)
     calls = [asyncio.create_task(_call(connection, b"%d" % n)) for n in range(7)]
     await asyncio.sleep(0)
     given_up = connection.begin("/p", print, b"x")
@@ -581,18 +582,8 @@ async def test_broken_rule_ends_the_connection_and_is_told(
     data, text = _BROKEN[broken]
     peer = Peer(data)
     if broken == "too much data":  # who takes everything at once never gets that much
-        monkeypatch.setattr(ours, "_WINDOW", 1 << 24)
-        monkeypatch.setattr(ours, "_window_update", lambda *_: b"")
+        monkeypatch.setattr(Flow, "confirmed", lambda _: 0)
         monkeypatch.setattr(Exchange, "on_data", lambda *_, **__: None)
-        real = Connection._on_data
-
-        def forgetful(self: Connection, *args: Any) -> None:
-            call = self._calls[1]
-            before = call.unconfirmed
-            real(self, *args)
-            call.unconfirmed = before + args[0].flow_controlled_length
-
-        monkeypatch.setattr(Connection, "_on_data", forgetful)
     async with _meeting(peer) as connection:
         call = connection.begin("/p", lambda _: None, b"x")
         with pytest.raises(Lost, match=text):
@@ -643,7 +634,7 @@ async def test_headers_longer_than_a_frame_are_continued(make: Any) -> None:
 
 
 async def test_token_is_kept_by_no_proxy() -> None:
-    block = Connection("there")._block("/p", None, (("token", "secret"),))
+    block = Headers("http", "there").pack("/p", None, (("token", "secret"),))
     headers = {header[0]: header for header in hpack.Decoder().decode(block, raw=True)}
     assert isinstance(headers[b"token"], hpack.NeverIndexedHeaderTuple)
     assert not isinstance(headers[b"te"], hpack.NeverIndexedHeaderTuple)
@@ -669,15 +660,12 @@ async def test_token_is_kept_by_no_proxy() -> None:
 def test_headers_that_were_read_before_mean_what_they_say_now(
     messages: list[tuple[list[tuple[bytes, bytes]], bool, int | None]],
 ) -> None:
-    async def read() -> None:
-        connection, encoder = Connection("there"), hpack.Encoder()
-        for headers, huffman, size in messages:
-            if size is not None:
-                encoder.header_table_size = size
-            for _ in range(3):  # from the second time on the table knows them
-                assert connection._headers(encoder.encode(headers, huffman=huffman)) == headers
-
-    asyncio.run(read())
+    known, encoder = Headers("http", "there"), hpack.Encoder()
+    for headers, huffman, size in messages:
+        if size is not None:
+            encoder.header_table_size = size
+        for _ in range(3):  # from the second time on the table knows them
+            assert known.read(encoder.encode(headers, huffman=huffman)) == headers
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,9 +10,10 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
-from hpack import Decoder, Encoder, HPACKError
+from hpack import HPACKError
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -26,20 +27,73 @@ from hyperframe.frame import (
 )
 
 from . import framing as f
-from .exchange import Exchange, Header, Lost, NotSent, pack
+from .exchange import STREAM_WINDOW, WINDOW, Exchange, Flow, Lost, NotSent, pack
 from .framing import ProtocolError
+from .headers import Headers
 
-#: The server may send so many bytes ahead: on one stream, and on all together.
-_STREAM_WINDOW, _WINDOW = 1 << 20, 1 << 23
 #: After so long without a byte the server is asked for a sign of life; grpc-go takes more than one in
 #: five seconds for an attack. The connection is lost so long after that (seconds).
 PING_AFTER, PONG_WITHIN = 10.0, 5.0
-_NEVER_LIMITED = 1 << 31
-#: All headers of one message together, as HPACK counts them.
-_MOST_HEADERS = 1 << 16
 #: grpc-go sends a ping with every answer, to measure the way. What is owed to it goes along with the next
 #: call, or so much later (seconds), instead of being a packet of its own.
 _PONG_SOON = 0.05
+
+
+@dataclass(slots=True)
+class _Settings:
+    """What the server lets a client do: ``calls`` at a time, bytes in a ``frame``, and ahead on a stream
+    (``window``)."""
+
+    calls: int = 1 << 31
+    frame: int = f.LARGEST
+    window: int = f.WINDOW
+
+    def take(self, told: dict[int, int]) -> None:
+        """Some have changed."""
+        self.calls = told.get(SettingsFrame.MAX_CONCURRENT_STREAMS, self.calls)
+        self.frame = told.get(SettingsFrame.MAX_FRAME_SIZE, self.frame)
+        self.window = told.get(SettingsFrame.INITIAL_WINDOW_SIZE, self.window)
+        if not f.LARGEST <= self.frame < 1 << 24:
+            raise ProtocolError(f"frames of {self.frame} bytes")
+        if self.window > f.LARGEST_WINDOW:
+            raise ProtocolError("a window is too large", f.FLOW_CONTROL_ERROR)
+
+
+class _Keepalive:
+    """Whether a server that owes answers is there still.
+
+    Mutable state: ``heard_at`` (when anything came last), ``_pinged_at``, ``_timer``.
+
+    :param ping: asks for a sign of life, unless none is needed: then it returns False.
+    :param lost: is called with the reason when none has come.
+    """
+
+    def __init__(self, ping: Callable[[], bool], lost: Callable[[str], object]) -> None:
+        self._ping = ping
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self.heard_at: float = self._loop.time()
+        self._pinged_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Look from time to time, from now on."""
+        self._timer = self._loop.call_later(PONG_WITHIN, self._look)
+
+    def end(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        silent = self._loop.time() - max(self.heard_at, self._pinged_at)
+        if self._pinged_at > self.heard_at:
+            if silent >= PONG_WITHIN:
+                self._lost(f"the server gave no sign of life for {PING_AFTER + silent:.0f} s")
+                return
+        elif silent >= PING_AFTER and self._ping():
+            self._pinged_at = self._loop.time()
+        self.begin()
 
 
 class Connection(asyncio.Protocol):
@@ -49,45 +103,30 @@ class Connection(asyncio.Protocol):
     still be answered then. ``ready`` is done when the server has sent its settings.
 
     Mutable state: ``_transport``; ``_calls`` by stream; ``_queued`` (calls that wait for others to end);
-    ``_next`` (stream); ``_window`` (the server takes so many bytes more), and what its settings say:
-    ``_first_window``, ``_largest``, ``_most``; ``_unconfirmed`` (received bytes that the server was not
-    told to send again); ``_heard_at``, ``_pinged_at``, ``_timer``
-    (signs of life); ``_owed`` (answers to pings, which go out with the next bytes); ``_blocks`` (headers as
-    bytes, by what they say), ``_read`` (the other way round); ``_closed`` (why it is closed), ``_gone``
-    (set when the transport is closed, too).
+    ``_next`` (stream); ``_flow`` of all of them together; ``_settings`` (the server's); ``_owed`` (answers
+    to pings, which go out with the next bytes); ``_closed``, ``_gone`` (set when the transport is closed,
+    too).
     """
 
     def __init__(self, authority: str, scheme: str = "http") -> None:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[Exception] = self._loop.create_future()
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        self._authority = authority
-        self._scheme = scheme
         self._transport: asyncio.Transport | None = None
         self._reader = f.Reader()
-        self._decoder = Decoder(_MOST_HEADERS)
-        # It remembers nothing, so what it has written once can be sent again.
-        self._encoder = Encoder()
-        self._encoder.header_table_size = 0
-        self._no_table = self._encoder.encode(())
+        self._headers = Headers(scheme, authority)
         self._calls: dict[int, Exchange] = {}
         self._queued: deque[Exchange] = deque()
         self._next = 1
-        self._window = self._first_window = f.WINDOW
-        self._largest = f.LARGEST
-        self._most = _NEVER_LIMITED
-        self._unconfirmed = 0
-        self._heard_at = self._loop.time()
-        self._pinged_at = 0.0
+        self._flow = Flow(f.WINDOW, WINDOW)
+        self._settings = _Settings()
+        self._keepalive = _Keepalive(self._ping, lambda why: self.close(Lost(why)))
         self._owed = b""
-        self._timer: asyncio.TimerHandle | None = None
-        self._blocks: dict[tuple[object, ...], bytes] = {}
-        self._read: dict[bytes, list[Header]] = {}
-        self._closed: Exception | None = None
+        self._closed = False
         self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Connection to {self._authority} with {len(self._calls)} calls>"
+        return f"<Connection to {self._headers.authority} with {len(self._calls)} calls>"
 
     @property
     def calls(self) -> int:
@@ -114,14 +153,14 @@ class Connection(asyncio.Protocol):
         if self.over.done():
             raise NotSent(str(self.over.result()))
         call = Exchange(
-            self._block(path, within, metadata),
+            self._headers.pack(path, within, metadata),
             heard,
             cast("asyncio.Future[None]", self._loop.create_future()),
         )
         if message is not None:
             call.unsent += pack(message)
             call.finishing = True
-        if len(self._calls) < self._most:
+        if len(self._calls) < self._settings.calls:
             self._start(call)
         else:
             self._queued.append(call)
@@ -149,65 +188,31 @@ class Connection(asyncio.Protocol):
             error = NotSent(str(error))
         call.end(error or Lost("the call was given up"))
 
-    def _block(
-        self, path: str, within: float | None, metadata: tuple[tuple[str, str], ...]
-    ) -> bytes:
-        key = path, within, metadata
-        block = self._blocks.get(key)
-        if block is None:
-            timeout = (
-                () if within is None else (("grpc-timeout", f"{max(1, round(within * 1000))}m"),)
-            )
-            headers = (
-                (":method", "POST"),
-                (":scheme", self._scheme),
-                (":path", path),
-                (":authority", self._authority),
-                ("te", "trailers"),
-                ("content-type", "application/grpc"),
-                ("user-agent", "aiodlock"),
-                *timeout,
-                *((*secret, True) for secret in metadata),  # no proxy may remember it
-            )
-            if len(self._blocks) > 64:  # tokens of users end
-                self._blocks.clear()
-            block = self._blocks[key] = self._encoder.encode(headers)
-        return block
-
     def _start(self, call: Exchange) -> None:
         call.id, self._next = self._next, self._next + 2
-        call.window = self._first_window
+        call.flow.room = self._settings.window
         self._calls[call.id] = call
         # In one piece: most calls are one packet.
-        self._write(self._head(call) + self._data(call))
+        head = self._headers.frames(call.id, call.block, self._settings.frame)
+        self._write(head + self._data(call))
         if self._next > f.LAST_STREAM:
             self._end(NotSent("the connection is worn out"))
 
-    def _head(self, call: Exchange) -> bytes:
-        """Return a call's headers as frames, which data will follow."""
-        largest = self._largest
-        block = self._no_table + call.block if call.id == 1 else call.block
-        out, kind = b"", f.HEADERS
-        while len(block) > largest:
-            out += f.frame(kind, 0, call.id, block[:largest])
-            block, kind = block[largest:], f.CONTINUATION
-        return out + f.frame(kind, f.END_HEADERS, call.id, block)
-
     def _start_queued(self) -> None:
-        while self._queued and len(self._calls) < self._most and not self.over.done():
+        while self._queued and len(self._calls) < self._settings.calls and not self.over.done():
             self._start(self._queued.popleft())
 
     def _data(self, call: Exchange) -> bytes:
         """Return what the server takes now of what a call has to send."""
         out = b""
         while not call.finished:
-            room = min(self._window, call.window, self._largest)
+            room = min(self._flow.room, call.flow.room, self._settings.frame)
             part = bytes(call.unsent[: max(0, room)])
             if not part and (call.unsent or not call.finishing):
                 break
             del call.unsent[: len(part)]
-            self._window -= len(part)
-            call.window -= len(part)
+            self._flow.room -= len(part)
+            call.flow.room -= len(part)
             call.finished = call.finishing and not call.unsent
             out += f.frame(f.DATA, f.END_STREAM if call.finished else 0, call.id, part)
         return out
@@ -248,15 +253,16 @@ class Connection(asyncio.Protocol):
 
     def close(self, reason: Exception, code: int = f.NO_ERROR) -> None:
         """Close at once. Calls that are not over end with this reason."""
-        if self._closed is None:
-            self._closed = reason
+        if not self._closed:
+            self._closed = True
             self._write(GoAwayFrame(error_code=code).serialize())
             if self._transport is not None:
                 self._transport.close()
         self._end(reason)
-        self._fail_all(reason)
-        if self._timer is not None:
-            self._timer.cancel()
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.end(Lost(str(reason)))
+        self._keepalive.end()
 
     def abort(self) -> None:
         """Do not wait for what the peer leaves unread."""
@@ -278,11 +284,6 @@ class Connection(asyncio.Protocol):
             self.abort()
             await self._gone.wait()
 
-    def _fail_all(self, reason: Exception) -> None:
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.end(Lost(str(reason)))
-
     # -- asyncio.Protocol ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -291,10 +292,10 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.close(Lost("the server speaks no HTTP/2"))
             return
-        settings = {SettingsFrame.ENABLE_PUSH: 0, SettingsFrame.INITIAL_WINDOW_SIZE: _STREAM_WINDOW}
+        settings = {SettingsFrame.ENABLE_PUSH: 0, SettingsFrame.INITIAL_WINDOW_SIZE: STREAM_WINDOW}
         ours = SettingsFrame(settings=settings).serialize()
-        self._write(f.PREFACE + ours + _window_update(0, _WINDOW - f.WINDOW))
-        self._timer = self._loop.call_later(PONG_WITHIN, self._look_for_life)
+        self._write(f.PREFACE + ours + _window_update(0, WINDOW - f.WINDOW))
+        self._keepalive.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -304,10 +305,10 @@ class Connection(asyncio.Protocol):
         self._gone.set()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._keepalive.heard_at = self._loop.time()
         try:
             for frame in self._reader.feed(data):
-                if self._closed is not None:
+                if self._closed:
                     return
                 self._take(frame)
         except ProtocolError as wrong:
@@ -317,16 +318,10 @@ class Connection(asyncio.Protocol):
                 Lost(f"the server sent headers that cannot be read: {wrong}"), f.COMPRESSION_ERROR
             )
 
-    def _look_for_life(self) -> None:
-        silent = self._loop.time() - max(self._heard_at, self._pinged_at)
-        if self._pinged_at > self._heard_at:
-            if silent >= PONG_WITHIN:
-                self.close(Lost(f"the server gave no sign of life for {PING_AFTER + silent:.0f} s"))
-                return
-        elif self._calls and silent >= PING_AFTER:
-            self._pinged_at = self._loop.time()
+    def _ping(self) -> bool:
+        if self._calls:
             self._write(PingFrame(opaque_data=b"aiodlock").serialize())
-        self._timer = self._loop.call_later(PONG_WITHIN, self._look_for_life)
+        return bool(self._calls)
 
     # -- frames ----------------------------------------------------------------------------------
 
@@ -369,43 +364,26 @@ class Connection(asyncio.Protocol):
         return call
 
     def _on_headers(self, frame: HeadersFrame) -> None:
-        headers = self._headers(frame.data)  # in any case: it changes the table
+        headers = self._headers.read(frame.data)  # in any case: it changes the table
         call = self._call(frame.stream_id)
         if call is not None:
             last = "END_STREAM" in frame.flags
             call.on_headers(headers, last=last)
             self._after(call, last=last)
 
-    def _headers(self, block: bytes) -> list[Header]:
-        """Return what the bytes say. A server answers each call with the same few, of its table alone."""
-        if (known := self._read.get(block)) is not None:
-            return known
-        headers = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, True)]
-        if not all(0x80 < byte < 0xFF for byte in block):
-            self._read.clear()  # the table may have changed
-        elif len(self._read) < 16:
-            self._read[block] = headers
-        return headers
-
     def _on_data(self, frame: DataFrame) -> None:
         stream, length = frame.stream_id, frame.flow_controlled_length
-        self._unconfirmed += length
-        if self._unconfirmed > _WINDOW:
-            raise ProtocolError("more data than was allowed", f.FLOW_CONTROL_ERROR)
-        if self._unconfirmed >= _WINDOW // 2:
-            self._write(_window_update(0, self._unconfirmed))
-            self._unconfirmed = 0
+        self._flow.received(length)
+        if more := self._flow.confirmed():
+            self._write(_window_update(0, more))
         call = self._call(stream)
         if call is None:
             return
-        call.unconfirmed += length
-        if call.unconfirmed > _STREAM_WINDOW:
-            raise ProtocolError("more data on a stream than was allowed", f.FLOW_CONTROL_ERROR)
+        call.flow.received(length)
         last = "END_STREAM" in frame.flags
         call.on_data(frame.data, last=last)
-        if call.unconfirmed >= _STREAM_WINDOW // 2 and not last and not call.ended.done():
-            self._write(_window_update(stream, call.unconfirmed))
-            call.unconfirmed = 0
+        if not last and not call.ended.done() and (more := call.flow.confirmed()):
+            self._write(_window_update(stream, more))
         self._after(call, last=last)
 
     def _after(self, call: Exchange, *, last: bool) -> None:
@@ -419,30 +397,19 @@ class Connection(asyncio.Protocol):
 
     def _on_window(self, stream: int, more: int) -> None:
         if not stream:
-            self._window += more
-            if self._window > f.LARGEST_WINDOW:
-                raise ProtocolError("a window is too large", f.FLOW_CONTROL_ERROR)
+            self._flow.widen(more)
             self._send_more()
             return
         call = self._call(stream)
         if call is not None:
-            call.window += more
-            if call.window > f.LARGEST_WINDOW:
-                raise ProtocolError("a stream's window is too large", f.FLOW_CONTROL_ERROR)
+            call.flow.widen(more)
             self._write(self._data(call))
 
     def _on_settings(self, settings: dict[int, int]) -> None:
-        self._most = settings.get(SettingsFrame.MAX_CONCURRENT_STREAMS, self._most)
-        self._largest = settings.get(SettingsFrame.MAX_FRAME_SIZE, self._largest)
-        if not f.LARGEST <= self._largest < 1 << 24:
-            raise ProtocolError(f"frames of {self._largest} bytes")
-        before = self._first_window
-        self._first_window = settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, before)
+        before = self._settings.window
+        self._settings.take(settings)
         for call in self._calls.values():
-            call.window += self._first_window - before
-        windows = (self._first_window, *(call.window for call in self._calls.values()))
-        if max(windows) > f.LARGEST_WINDOW:
-            raise ProtocolError("a stream's window is too large", f.FLOW_CONTROL_ERROR)
+            call.flow.widen(self._settings.window - before)
         self._write(SettingsFrame(flags=["ACK"]).serialize())
         if not self.ready.done():
             self.ready.set_result(None)

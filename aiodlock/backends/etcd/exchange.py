@@ -16,7 +16,6 @@ Header = tuple[bytes, bytes]
 
 # Of gRPC's statuses those that mean something here.
 OK: Final = 0
-CANCELLED: Final = 1
 UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
 DEADLINE_EXCEEDED: Final = 4
@@ -41,6 +40,8 @@ _OF_HTTP = {
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
+#: The server may send so many bytes ahead: on one stream, and on all together.
+STREAM_WINDOW, WINDOW = 1 << 20, 1 << 23
 #: A longer message is a mistake (bytes).
 _LONGEST_MESSAGE = 1 << 28
 _HEAD = struct.Struct("!BI")
@@ -76,14 +77,49 @@ def pack(message: bytes) -> bytes:
     return _HEAD.pack(0, len(message)) + message
 
 
+class Flow:
+    """Flow control, of one stream or of all of a connection together.
+
+    Mutable state: ``room`` (the server takes so many bytes more), ``_unconfirmed`` (received bytes that it
+    was not told to send again).
+
+    :param window: how many bytes the server may send ahead.
+    """
+
+    __slots__ = ("_unconfirmed", "_window", "room")
+
+    def __init__(self, room: int, window: int) -> None:
+        self.room: int = room
+        self._window = window
+        self._unconfirmed = 0
+
+    def widen(self, more: int) -> None:
+        """The server takes so many bytes more, or fewer."""
+        self.room += more
+        if self.room > f.LARGEST_WINDOW:
+            raise ProtocolError("a window is too large", f.FLOW_CONTROL_ERROR)
+
+    def received(self, length: int) -> None:
+        """The server has sent so many bytes."""
+        self._unconfirmed += length
+        if self._unconfirmed > self._window:
+            raise ProtocolError("more data than was allowed", f.FLOW_CONTROL_ERROR)
+
+    def confirmed(self) -> int:
+        """Return how many bytes the server is told to send again; 0 while that is not worth a frame."""
+        if self._unconfirmed < self._window // 2:
+            return 0
+        more, self._unconfirmed = self._unconfirmed, 0
+        return more
+
+
 class Exchange:
     """One call.
 
     Mutable state: ``id`` of its stream (0: not begun); ``ended`` (done when the call is over: with an
     exception unless the server's status is OK). Of what is sent: ``unsent``, ``finishing`` (nothing follows
-    it), ``finished`` and ``window`` (the server takes so many bytes more). Of what is received:
-    ``unconfirmed`` (bytes that the server was not told to send again), ``_unread``, ``_begun`` (headers
-    have come) and ``_http`` (their status, if it is an error).
+    it), ``finished``. Of what is received: ``_unread``, ``_begun`` (headers have come) and ``_http`` (their
+    status, if it is an error). Of both: ``flow``, without room until it begins.
     """
 
     __slots__ = (
@@ -95,10 +131,9 @@ class Exchange:
         "ended",
         "finished",
         "finishing",
+        "flow",
         "id",
-        "unconfirmed",
         "unsent",
-        "window",
     )
 
     def __init__(
@@ -110,8 +145,7 @@ class Exchange:
         self.unsent: bytearray = bytearray()
         self.finishing: bool = False
         self.finished: bool = False
-        self.window: int = 0
-        self.unconfirmed: int = 0
+        self.flow: Flow = Flow(0, STREAM_WINDOW)
         self._heard = heard
         self._unread = bytearray()
         self._begun = False

@@ -270,16 +270,16 @@ class Leases:
         """Return one of this client's leases."""
         return self._by_id.get(id)
 
-    def use(self, lease: SharedLease) -> None:
-        """Count one more key."""
-        lease.users += 1
-
-    def release(self, lease: SharedLease) -> None:
-        """Count one key less."""
-        lease.users -= 1
-        if not lease.users:
-            lease.unused_since = now()
-            lease.pace = lease.seconds / 3
+    def use(self, lease: SharedLease | None, before: SharedLease | None) -> SharedLease | None:
+        """A key ends with this lease, which is returned, and not with the one before."""
+        if lease is not None:
+            lease.users += 1
+        if before is not None:
+            before.users -= 1
+            if not before.users:
+                before.unused_since = now()
+                before.pace = before.seconds / 3
+        return lease
 
     async def renew(self, lease: SharedLease) -> None:
         """Renew a lease now, and wait for the answer.

@@ -94,7 +94,6 @@ class Link:
         )
         self._probe = probe
         self._examined = examined
-        self._alone = len(access.endpoints) == 1
         self._answers = Answers(alone=self._alone)
         self._tls: Tls | None = None
         if access.tls:
@@ -125,6 +124,10 @@ class Link:
     def generation(self) -> int:
         """It grows with each change of the endpoint."""
         return self._ways.generation
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.access.endpoints) == 1
 
     @property
     def patience(self) -> Patience:
@@ -182,7 +185,7 @@ class Link:
                 token = await self._get_token(way, connection, None)
                 answer = await self._ask(way, connection, RANGE, self._probe, self.within, token)
                 assert answer.header is not None
-                self.acquaintance.meet(answer.header, known, way.endpoint)
+                self.acquaintance.look_at(answer.header, known, way.endpoint)
                 self._examined(answer)
                 return
             except TokenEnded as ended:
@@ -360,7 +363,7 @@ class Link:
         header = answer.header
         assert header is not None
         if header.revision < known and self._probe is not None:
-            self.acquaintance.meet(header, known, way.endpoint)
+            self.acquaintance.look_at(header, known, way.endpoint)
         self.acquaintance.saw(header.revision)
         self._wrote = self._wrote or isinstance(answer, m.TxnResponse)
         # Renewals are answered, too, while everything else is refused.

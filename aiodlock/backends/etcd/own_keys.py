@@ -104,23 +104,11 @@ class OwnKeys:
 
     def use(self, lease: SharedLease) -> None:
         """The key ends with this lease."""
-        before = self.lease
-        if lease is not before:
-            pool = self._request.cluster.leases
-            pool.use(lease)
-            self.lease = lease
-            if before is not None:
-                pool.release(before)
+        self.lease = self._request.cluster.leases.use(lease, self.lease)
 
     def use_delay(self, delay: SharedLease) -> None:
         """The key of its lock-delay ends with this lease."""
-        before = self.delay_lease
-        if delay is not before:
-            pool = self._request.cluster.leases
-            pool.use(delay)
-            self.delay_lease = delay
-            if before is not None:
-                pool.release(before)
+        self.delay_lease = self._request.cluster.leases.use(delay, self.delay_lease)
 
     def found(self, lease_id: int, written: int) -> None:
         """The key was seen: an earlier message without an answer was carried out."""
@@ -142,12 +130,8 @@ class OwnKeys:
     def forget(self) -> None:
         """Nobody here needs these leases any more."""
         pool = self._request.cluster.leases
-        if self.lease is not None:
-            pool.release(self.lease)
-            self.lease = None
-        if self.delay_lease is not None:
-            pool.release(self.delay_lease)
-            self.delay_lease = None
+        self.lease = pool.use(None, self.lease)
+        self.delay_lease = pool.use(None, self.delay_lease)
 
     # -- which leases they should end with -----------------------------------------------------------
 
@@ -155,11 +139,6 @@ class OwnKeys:
     def useful(self) -> float:
         """How much of a holder's lease counts as held; a tenth of it at least."""
         return max(self.ttl - self._request.terms.margin, self.ttl / 10)
-
-    @property
-    def _promised_now(self) -> float:
-        """Until when a holder's lease would live that is renewed now."""
-        return local_deadline(now(), round(self.ttl * 1000))
 
     def hurry(self) -> None:
         """Renew often enough for the terms of now."""
@@ -193,7 +172,10 @@ class OwnKeys:
             lease, length = holder, self.ttl
             if request.state != "held" and not granted:
                 lease, length, delay = waiter, request.terms.waiter_ttl, None
-            elif self.lease is not None and (more := self.deadline - self._promised_now) > 0.0:
+            elif (
+                self.lease is not None
+                and (more := self.deadline - local_deadline(now(), round(self.ttl * 1000))) > 0.0
+            ):
                 # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
                 lease, length = await pool.get(self.lease.asked), self.lease.seconds
                 delay = await self._delay_after(lease)
@@ -202,9 +184,6 @@ class OwnKeys:
             if lease is self.lease or lease.deadline(length) >= self.deadline:
                 return lease, delay
             await pool.renew(lease)
-
-    def _are_at(self, lease: SharedLease, delay: SharedLease | None) -> bool:
-        return lease is self.lease and delay is self.delay_lease and not self._maybe
 
     # -- making them -----------------------------------------------------------------------------
 
@@ -322,7 +301,7 @@ class OwnKeys:
         async with self.alone():
             while self.written and request.lives:
                 lease, delay = await self.wanted()
-                if self._are_at(lease, delay):
+                if lease is self.lease and delay is self.delay_lease and not self._maybe:
                     return
                 delay_value = request.value(request.token)
                 if await self.write(self._value(), delay_value, lease, delay, gather=gather):

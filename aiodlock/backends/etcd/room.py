@@ -72,7 +72,6 @@ class Room:
     ) -> None:
         self.keys: Keys = keys
         self._label = label
-        self._own = keys.request(label)
         self.queue: Queue | None = None
         self.waiters: dict[str, Waiter] = {}
         self.unused_since: float = now()
@@ -185,10 +184,10 @@ class Room:
             if self._watch is not None or not self._far:
                 self._end_watches()
                 # The own ones, too: if the first waiter gives up, another one's turn may be near.
-                ahead = self.keys.request(signal)
+                ahead, own = self.keys.request(signal), self.keys.request(self._label)
                 self._far = [
                     self._watches.watch(key, end, start, self._heard_far, self._missed)
-                    for key, end in ((ahead, b""), (self._own, after(self._own)))
+                    for key, end in ((ahead, b""), (own, after(own)))
                 ]
             if self._expected:
                 self._read_anew()  # nothing else will tell it

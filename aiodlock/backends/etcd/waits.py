@@ -31,15 +31,13 @@ class Waits:
 
     async def tell(self, serial: int, record: bytes, keep: float) -> None:
         """Write this client's record, unless the cluster has it."""
-        lease = await self._cluster.leases.get(keep)
+        leases = self._cluster.leases
+        lease = await leases.get(keep)
         if serial == self._told and lease is self._lease:
             return  # the lease is extended anyway
         if lease is not self._lease:
             self._told = 0
-            self._cluster.leases.use(lease)
-            if self._lease is not None:
-                self._cluster.leases.release(self._lease)
-            self._lease = lease
+            self._lease = leases.use(lease, self._lease)
         value = f"{serial:0{_DIGITS}}".encode() + record
         for _ in range(_TRIES):
             request = transactions.tell(self._key, value, lease.id, self._revision)
@@ -55,8 +53,7 @@ class Waits:
             if there is not None and _serial_of(there.value) > serial:
                 break
         if not record:
-            self._cluster.leases.release(lease)
-            self._lease = None
+            self._lease = leases.use(None, self._lease)
 
     async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
