@@ -202,10 +202,10 @@ async def test_server_that_is_silent_is_left_for_another(
 async def test_silent_server_is_left_as_soon_as_patience_ends_and_not_at_a_heartbeat_after_that(
     server: ZooKeeperServer, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodlock.backends.zookeeper.session._LONGEST_SILENCE", 2.0)
+    monkeypatch.setattr("aiodlock.backends.zookeeper.heartbeats._LONGEST_SILENCE", 2.0)
     link = links.add(server.port)
     async with _running(_ensemble(link.port), 40.0) as session:
-        await until(lambda: session._beating is not None and session._beating.done())
+        await until(lambda: (beat := session._heartbeats._beating) is not None and beat.done())
         link.stall()
         await asyncio.sleep(0.2)
         async with takes(at_least=2.0, at_most=2.5):
@@ -296,7 +296,7 @@ async def test_expired_session_tells_and_the_next_one_begins(
             async def expired() -> bool:
                 await other.ask(jute.sync("/"))
                 nodes = (await other.ask(jute.get_children("/aiodlock/clients"))).value[0]
-                return not any(node.startswith(session._label) for node in nodes)
+                return not any(node.startswith(session._node._label) for node in nodes)
 
             await until(expired)
         assert now() > lifetime.deadline
@@ -545,7 +545,7 @@ async def test_session_moves_to_another_server_when_its_own_stops() -> None:
         ports = [door.port for door in ensemble.doors.values()]
         # Longer than elections take on a busy machine.
         async with _running(_ensemble(*ports), 60.0) as session:
-            session._pace = session._pace._replace(silent=1.0)
+            session._heartbeats.pace = session._heartbeats.pace._replace(silent=1.0)
             number = session.id
             path = f"/aiodlock/ids/{os.urandom(4).hex()}"
             await session.ask(jute.create(path, b"", jute.EPHEMERAL))
@@ -670,7 +670,7 @@ async def test_waiting_for_a_connection_that_was_lost_in_this_turn_leaves_the_lo
         lost = session._connection
         assert lost is not None
         lost.connection_lost(None)
-        assert session._up.done()
+        assert session._up.is_set()
         assert not session.is_up
         await session.wait_up(10.0)
         assert session.is_up
@@ -718,9 +718,11 @@ async def test_lease_is_extended_by_hand_though_somebody_deleted_its_clients_nod
         asked = asker(backend, name=f"name-{os.urandom(4).hex()}", ttl=TTL)
         await asked.acquire()
         session = backend._main
-        await session.ask(jute.delete(session._node))
+        await session.ask(jute.delete(session._node.path))
         await asked.place.extend(None)
-        assert (await session.ask(jute.exists(session._node))).value.ephemeral_owner == session.id
+        assert (
+            await session.ask(jute.exists(session._node.path))
+        ).value.ephemeral_owner == session.id
         await asked.leave()
 
 
@@ -736,7 +738,7 @@ async def test_clients_whose_nodes_somebody_deleted_with_what_they_stood_in_go_o
     ):
         asked = asker(backend, name="name", ttl=ttl)
         await asked.acquire()
-        paths = (backend._main._node, f"{backend.queues.root}/clients")
+        paths = (backend._main._node.path, f"{backend.queues.root}/clients")
         deletion = jute.multi([jute.delete(path) for path in paths])
         await other.ask(deletion)
         await asyncio.sleep(ttl)

@@ -97,8 +97,8 @@ class Messages:
     Mutable state: ``_waiting`` (messages that were not sent yet, and the futures of their answers),
     ``_queries`` (the same for queries), ``_busy`` (a call is on its way), ``_due`` (the next one begins in
     the next turn of the event loop), ``_alone`` (so many calls in a row were one message, and none came
-    meanwhile), ``_closed``, ``_broken`` (why nothing can be sent any more), the events ``_stopped`` (that
-    is so) and ``_over`` (a call has ended), ``_took`` (how long a call of many messages takes on average).
+    meanwhile), ``_closed``, ``_broken`` (why nothing can be sent any more), ``_stopped`` (set when a call
+    has ended, and no other one begins), ``_took`` (how long a call of many messages takes on average).
 
     :param on_answer: called for each call that was answered.
     """
@@ -121,7 +121,6 @@ class Messages:
         self._busy = self._due = self._closed = False
         self._alone = 0
         self._broken: BaseException | None = None
-        self._over = asyncio.Event()
         self._stopped = asyncio.Event()
         self._took = 0.0
 
@@ -144,16 +143,18 @@ class Messages:
     async def run(self) -> None:
         """Send until cancelled; perhaps once more."""
         self._closed = self._due = False
+        if self._broken is None:
+            self._stopped.clear()
         try:
             await self._stopped.wait()
         finally:
             self._closed = True
             while self._busy:
                 # Not cancelled, because asyncpg would answer that with a task of its own: see above.
-                self._over.clear()
+                self._stopped.clear()
                 self.link.give_up(ConnectionError("the client was left"))
                 try:
-                    await self._over.wait()
+                    await self._stopped.wait()
                 except asyncio.CancelledError:
                     continue
             self._fail_all(self.link.unavailable())
@@ -193,10 +194,10 @@ class Messages:
     def _on_over(self, failed: BaseException | None) -> None:
         self._busy = False
         self._silence.forget()
-        self._over.set()
         if failed is not None:
             self._closed, self._broken = True, failed
             self._fail_all(self.link.unavailable())
+        if self._closed:
             self._stopped.set()
         self._next()
 

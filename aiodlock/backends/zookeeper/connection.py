@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
 
     Mutable state: ``address`` (the one that was dialled, of those that the server's name has),
     ``last_zxid`` (the newest transaction that the server told of), ``heard_at`` (when anything was
-    received last), ``frames`` (how many were), ``on_frames`` (called when some were), ``_asked`` (oldest
+    received last), ``on_frame`` (called for each frame that was), ``_asked`` (oldest
     first), ``_out`` (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before
     the first answer), ``_xid``, ``_failure``.
     """
@@ -54,14 +54,13 @@ class Connection(asyncio.Protocol):
         self.address: str = ""
         self._on_event = on_event
         self._on_commit = on_commit
-        self._loop = asyncio.get_running_loop()
-        self.closed: asyncio.Future[None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = loop.create_future()
         self.last_zxid: int = 0
         self.heard_at: float = 0.0
-        self.frames: int = 0
-        self.on_frames: Callable[[], object] = lambda: None
+        self.on_frame: Callable[[], object] = lambda: None
         self._transport: asyncio.Transport | None = None
-        self._welcome: asyncio.Future[jute.Welcome] = self._loop.create_future()
+        self._welcome: asyncio.Future[jute.Welcome] = loop.create_future()
         self._asked: deque[_Asked] = deque()
         self._out: list[bytes] = []
         self._unread = bytearray()
@@ -95,10 +94,11 @@ class Connection(asyncio.Protocol):
         special = _SPECIAL.get(call.opcode)
         if special is None:
             self._xid = special = self._xid % _LARGEST_XID + 1
-        answer: asyncio.Future[Answer[T]] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer[T]] = loop.create_future()
         self._asked.append(_Asked(special, call, now(), answer))
         if not self._out:
-            self._loop.call_soon(self._flush)
+            loop.call_soon(self._flush)
         self._out.append(jute.frame(special, call))
         return answer
 
@@ -125,8 +125,7 @@ class Connection(asyncio.Protocol):
         try:
             for frame in jute.split(self._unread):
                 self._receive(frame)
-                self.frames += 1
-            self.on_frames()
+                self.on_frame()
         except jute.Unreadable as wrong:
             self.abort(
                 BackendError(f"ZooKeeper at {self.server} sent what cannot be read: {wrong}")

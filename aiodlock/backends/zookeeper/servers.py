@@ -144,17 +144,19 @@ class Servers:
         first = max(longest / 2, _WITHIN) if hurried else longest
         # The way there and back: whoever is that far may be as slow to answer.
         first, longest = max(first, 2 * took), max(longest, 2 * took)
-        began, loop = now(), asyncio.get_running_loop()
-        self.further.reach(1)  # the machine has answered; whether a server does has to be seen
+        began, loop, steps = now(), asyncio.get_running_loop(), 1
+        self.further.reach(steps)  # the machine has answered; whether a server does has to be seen
         try:
             async with asyncio.timeout(first) as limit:
 
                 def heard() -> None:
-                    self.further.reach(1 + connection.frames, took)
+                    nonlocal steps
+                    steps += 1
+                    self.further.reach(steps, took)
                     if not limit.expired():
                         limit.reschedule(loop.time() + longest)
 
-                connection.on_frames = heard
+                connection.on_frame = heard
                 greeting = await self._greet(connection, session, timeout)
                 if not greeting.welcome.timeout:
                     # Who knows no such session may know nothing of this client.
@@ -169,7 +171,7 @@ class Servers:
             connection.abort(failed)
             raise
         finally:
-            connection.on_frames = lambda: None
+            connection.on_frame = lambda: None
         self._failures = 0
         self._patience.answered(now() - began)
         self._dialer.served(dialled)

@@ -1,47 +1,29 @@
-"""One session: a connection that is replaced when it is lost, heartbeats, and what they prove."""
+"""One session: a connection that is replaced when it is lost, and what ends with the session."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import LEAST, Further, Patience
+from ..._patience import LEAST, Further
 from . import jute
 from .connection import Answer, Connection
+from .heartbeats import Heartbeats, OwnNode, Pace
 from .identity import Acquaintance
 from .lifetime import Lifetime
-from .members import BEATS, Members
+from .members import Members
 from .servers import NO_SESSION, Ensemble, Greeting, Servers, SessionExpired
 from .transactions import Transactions
 from .watches import Watches
 
 T = TypeVar("T")
 
-_SHORTEST_PAUSE = 0.005
-#: For how long a server may be silent (seconds, and a share of the timeout).
-_LONGEST_SILENCE, _SHORTEST_SILENCE, _SILENCE = 5.0, 0.2, 1 / 3
-#: However slow servers are known to be, no step is waited for longer (seconds).
-_LONGEST_PATIENCE = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _CLOSE_WITHIN = 0.5
-
-
-class Pace(NamedTuple):
-    """What a session of some length needs: for how long a server may be ``silent`` while it owes answers,
-    and the ``pause`` between heartbeats (seconds)."""
-
-    silent: float
-    pause: float
-
-    @classmethod
-    def of(cls, timeout: float) -> Self:
-        """Return that of a session with this timeout (seconds)."""
-        silent = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
-        return cls(silent, max(_SHORTEST_PAUSE, min(silent, timeout / BEATS)))
 
 
 class Session:
@@ -50,11 +32,10 @@ class Session:
     Mutable state: ``lifetime`` (of the present session), ``members``, ``watches``, ``returned`` (called
     when there is a connection again in the same session, after the members), ``told`` (called with why
     there is no connection, and with None when there is one), ``failure``; ``_welcome`` (the session, as the
-    servers granted it last), ``_number`` (of the present session), ``_pace``, ``_answers`` (patience with
-    writes), ``_connection`` (None while there is none, or it is not ready), ``_up`` (resolved while there
-    is one), ``_down_since`` and ``_telling`` (from when on there is none, and what tells so again),
-    ``_seen`` (the newest transaction that the last connection told of), ``_running``, ``_beating`` (the
-    heartbeat on its way), ``_transactions`` (of this turn of the loop).
+    servers granted it last), ``_node`` (the present session's), ``_heartbeats``, ``_connection`` (None
+    while there is none, or it is not ready), ``_up`` (set while there is one), ``_down_since`` and
+    ``_telling`` (from when on there is none, and what tells so again), ``_seen`` (the newest transaction
+    that the last connection told of), ``_running``, ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(
@@ -73,7 +54,8 @@ class Session:
         self.told: Callable[[Exception | None], object] = lambda _: None
         self.failure: Exception | None = None
         self._ensemble = ensemble
-        self._label = label
+        self._node = OwnNode(ensemble, label)
+        self._heartbeats = Heartbeats(self._node, timeout, self.members.on_beat, self._on_node_gone)
         self._acquaintance = acquaintance or Acquaintance(
             ensemble.described, silence=0.0, may_hold=lambda: now() < self.lifetime.deadline
         )
@@ -85,16 +67,12 @@ class Session:
             self._on_failure,
         )
         self._welcome = NO_SESSION
-        self._number = 0
-        self._pace = Pace.of(timeout)
-        self._answers = Patience(_SHORTEST_PAUSE, _LONGEST_PATIENCE)
         self._connection: Connection | None = None
-        self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._up = asyncio.Event()
         self._seen = 0
         self._down_since = 0.0
         self._telling: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[Any] | None = None
-        self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
         self._transactions = Transactions()
 
     def __repr__(self) -> str:
@@ -133,7 +111,7 @@ class Session:
         if self._connection is None:
             return True
         since = self._connection.waiting_since
-        return since is not None and now() - since > self._pace.pause
+        return since is not None and now() - since > self._heartbeats.pace.pause
 
     async def wait_up(self, within: float) -> None:
         """Wait for a connection, or raise BackendUnavailable."""
@@ -142,10 +120,10 @@ class Session:
         try:
             async with asyncio.timeout(within):
                 while not self.is_up:
-                    if self._up.done():
+                    if self._up.is_set():
                         await asyncio.sleep(0)  # the connection was lost just now
                     else:
-                        await asyncio.shield(self._up)
+                        await self._up.wait()
         except TimeoutError:
             raise self._unavailable() from self.failure
 
@@ -180,7 +158,7 @@ class Session:
     async def heartbeat(self) -> None:
         """Send a heartbeat, and return when it is answered."""
         try:
-            await self.ask(self._beat_of_heart())
+            await self.ask(self._node.heartbeat())
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
@@ -195,7 +173,7 @@ class Session:
         """Somebody has deleted the session's node, and perhaps what it stands in."""
         for making in self._servers.making():
             self.submit(making)
-        return self.submit(self._enrol())
+        return self.submit(self._node.creation())
 
     async def make_root(self) -> None:
         """Make the nodes under which everything is kept anew, after somebody has deleted them."""
@@ -213,7 +191,7 @@ class Session:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return max(LEAST, self._answers.typical)
+        return max(LEAST, self._heartbeats.answers.typical)
 
     async def run(self, *, in_use: bool = False) -> None:
         """Keep the session up until cancelled, then close it.
@@ -236,10 +214,12 @@ class Session:
                         self.told(self.failure)
                     self._tell_down()
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pace.pause))
+                    pause = min(
+                        2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._heartbeats.pace.pause)
+                    )
                     continue
                 pause, in_use = _FIRST_PAUSE, True
-                await self._beat(connection)
+                await self._heartbeats.run(connection)
                 self._on_down()
         finally:
             await self._close()
@@ -249,7 +229,7 @@ class Session:
         before = self.id
         try:
             connection = await self._servers.connect(
-                self._welcome, self.timeout, self._pace.silent, self._take_over
+                self._welcome, self.timeout, self._heartbeats.pace.silent, self._take_over
             )
         except SessionExpired:
             self._expire()
@@ -266,7 +246,7 @@ class Session:
             # The session may end before what leases count on: they end now, while it lives.
             self.lifetime.shortened(greeting.sent, welcome.timeout)
             raise SessionExpired(f"sessions are {welcome.timeout / 1000:g} s long now")
-        self._welcome, self._pace = welcome, Pace.of(welcome.timeout / 1000)
+        self._welcome, self._heartbeats.pace = welcome, Pace.of(welcome.timeout / 1000)
         self.lifetime.attached(greeting.sent, welcome.timeout)
         if not fresh and connection.last_zxid < greeting.before:
             # Nodes are there again that were deleted since, and would be for as long as the session lives.
@@ -276,32 +256,21 @@ class Session:
             connection.submit(watches)
         try:
             if fresh:
-                self._number += 1
-                await connection.submit(self._enrol())
+                self._node.number += 1
+                await connection.submit(self._node.creation())
             else:
-                await connection.submit(self._beat_of_heart())
+                await connection.submit(self._node.heartbeat())
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise self._servers.denied(refused) from refused
             await self._servers.make_root(connection)
-            await connection.submit(self._enrol())
-
-    @property
-    def _node(self) -> str:
-        return f"{self._ensemble.root}/clients/{self._label}-{self._number}"
-
-    def _enrol(self) -> jute.Call[str]:
-        return jute.create(self._node, b"", jute.EPHEMERAL, self._ensemble.acl)
-
-    def _beat_of_heart(self) -> jute.Call[jute.Stat]:
-        return jute.set_data(self._node, b"")
+            await connection.submit(self._node.creation())
 
     def _on_ready(self, connection: Connection) -> None:
         self._connection, self.failure = connection, None
         self._tell_no_more()
         self.told(None)
-        if not self._up.done():
-            self._up.set_result(None)
+        self._up.set()
         self.members.on_up()
 
     def _on_failure(self, failed: Exception) -> None:
@@ -312,7 +281,7 @@ class Session:
         if connection is not None:
             self._seen = connection.last_zxid
             self._servers.lost(connection)
-        self._up = asyncio.get_running_loop().create_future()
+        self._up.clear()
         self._down_since = now()
         self._tell_down()
 
@@ -345,9 +314,7 @@ class Session:
         connection = self._connection
         self._transactions.flush()
         self._connection, self.failure = None, BackendUnavailable("the client was closed")
-        if self._up.done():
-            # Who waits for a connection must not spin.
-            self._up = asyncio.get_running_loop().create_future()
+        self._up.clear()  # who waits for a connection must not spin
         if connection is not None and connection.is_open:
             try:
                 async with asyncio.timeout(_CLOSE_WITHIN):
@@ -358,41 +325,14 @@ class Session:
             connection.abort(BackendUnavailable("closed"))
             await connection.closed
 
-    # -- heartbeats ----------------------------------------------------------------------------------
+    # -- what connections tell -----------------------------------------------------------------------
 
-    async def _beat(self, connection: Connection) -> None:
-        """Write a little, often, until the connection is lost."""
-        while True:
-            pause, since = self._pace.pause, connection.waiting_since
-            if since is not None:
-                since = max(since, connection.heard_at)
-                pause = min(pause, max(_SHORTEST_PAUSE, since + self._silence - now()))
-            done, _ = await asyncio.wait([connection.closed], timeout=pause)
-            if done:
-                return
-            since = connection.waiting_since
-            silent = 0.0 if since is None else now() - max(since, connection.heard_at)
-            if silent > self._silence:
-                connection.abort(
-                    BackendUnavailable(f"{connection.server} has not answered for {silent:.1f} s")
-                )
-            elif self._beating is None or self._beating.done():
-                self._beating = connection.submit(self._beat_of_heart())
-                self._beating.add_done_callback(self._on_beat)
-                self.members.on_beat()
-
-    def _on_beat(self, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
-        error = answer.exception()
-        if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE and self.is_up:
+    def _on_node_gone(self) -> None:
+        if self.is_up:
             self._enrol_again()
 
-    @property
-    def _silence(self) -> float:
-        """For how long a server may say nothing while it owes answers: longer if it is known to be slow."""
-        return max(self._pace.silent, self._answers.learned)
-
     def _on_commit(self, sent: float) -> None:
-        self._answers.answered(now() - sent)
+        self._heartbeats.answers.answered(now() - sent)
         if self._connection is not None:
             self._acquaintance.told_of(self._connection.last_zxid)
         self.lifetime.committed(sent, now())

@@ -70,26 +70,17 @@ class Transactions:
         self._size = 0
         self._once.clear()
         assert connection is not None
-        if len(parts) == 1:
-            _send_alone(connection, parts[0])
-            return
-        calls = [call for part in parts for call in part.calls]
-        try:
-            answer = connection.submit(jute.multi(calls))
-        except BackendUnavailable as unavailable:
-            for part in parts:
-                _fail(part, unavailable)
-            return
-        answer.add_done_callback(lambda answer: _share(connection, parts, answer))
+        _send(connection, parts)
 
 
-def _send_alone(connection: Connection, part: _Part) -> None:
+def _send(connection: Connection, parts: Sequence[_Part]) -> None:
     try:
-        answer = connection.submit(jute.multi(part.calls))
+        answer = connection.submit(jute.multi([call for part in parts for call in part.calls]))
     except BackendUnavailable as unavailable:
-        _fail(part, unavailable)
+        for part in parts:
+            _fail(part, unavailable)
         return
-    answer.add_done_callback(lambda answer: _share(connection, [part], answer))
+    answer.add_done_callback(lambda answer: _share(connection, parts, answer))
 
 
 def _share(connection: Connection, parts: Sequence[_Part], answer: asyncio.Future[Done]) -> None:
@@ -97,7 +88,7 @@ def _share(connection: Connection, parts: Sequence[_Part], answer: asyncio.Futur
     error = answer.exception()
     if isinstance(error, jute.Aborted) and len(parts) > 1:
         for part in parts:
-            _send_alone(connection, part)
+            _send(connection, [part])
         return
     if error is not None:
         for part in parts:
