@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -39,6 +40,15 @@ class Opener(Protocol):
 
     def open(self) -> Backend:
         """Make a backend, in the event loop that is to run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """An ``Opener`` as a value."""
+
+    described: str
+    capabilities: Capabilities
+    open: Callable[[], Backend]
 
 
 #: Functions that read a source, as "module:function". A module is imported when a source of its is used.

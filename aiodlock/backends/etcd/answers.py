@@ -25,7 +25,7 @@ class Answers:
         self.patience: Patience = Patience()
         self.further: Further = Further()
         self.heard_at: float = 0.0
-        self._alone = alone
+        self.alone: bool = alone
         self._silent_since = self._ran_out_at = 0.0
         self._number = 0
 
@@ -58,4 +58,4 @@ class Answers:
         if sent >= self._ran_out_at:  # what was sent together runs out once
             self._ran_out_at = now()
             self.patience.ran_out()
-        return not self._alone or now() - self._silent_since >= _ALONE
+        return not self.alone or now() - self._silent_since >= _ALONE

@@ -94,7 +94,7 @@ class Link:
         )
         self._probe = probe
         self._examined = examined
-        self._answers = Answers(alone=self._alone)
+        self._answers = Answers(alone=len(access.endpoints) == 1)
         self._tls: Tls | None = None
         if access.tls:
             self._tls = Tls(
@@ -124,10 +124,6 @@ class Link:
     def generation(self) -> int:
         """It grows with each change of the endpoint."""
         return self._ways.generation
-
-    @property
-    def _alone(self) -> bool:
-        return len(self.access.endpoints) == 1
 
     @property
     def patience(self) -> Patience:
@@ -447,10 +443,10 @@ class Link:
                 status = await self._ask(way, connection, STATUS, request, self.within, None)
                 if status.leader:
                     self.further.go_on()
-                elif not self._alone:
+                elif not self._answers.alone:
                     raise BackendUnavailable(f"{self._ways.where(way)} has no leader")
             except BackendUnavailable as away:
-                if not self._alone:
+                if not self._answers.alone:
                     self.failed(generation, away)
                     return
             except BackendError as refused:  # which is an answer, too
@@ -491,7 +487,7 @@ class Link:
                 if isinstance(error, Denied) and not error.elsewhere:
                     self._tell_down(error)
                 elif isinstance(error, Unanswered | Denied) or (
-                    isinstance(error, NoLeader) and not self._alone
+                    isinstance(error, NoLeader) and not self._answers.alone
                 ):
                     self.failed(generation, error)
                 # Else there is no connection yet, or no token: what is under way goes on.

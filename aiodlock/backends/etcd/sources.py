@@ -5,9 +5,8 @@ from __future__ import annotations
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..._errors import Unsupported
-from ..._model import Capabilities
 from .._urls import check_host, without_password
-from ..sources import StoreOptions
+from ..sources import ReadSource, StoreOptions
 
 try:
     from .link import Access
@@ -23,36 +22,24 @@ _PORT = 2379
 _FILES = ("ca", "cert", "key")
 
 
-class EtcdOpener:
-    """A cluster."""
-
-    capabilities: Capabilities = EtcdBackend.capabilities
-
-    def __init__(self, url: str, options: StoreOptions) -> None:
-        access, described = read_url(url)
-        self._access: Access = access
-        self.described: str = described
-        self._options = options
-
-    def open(self) -> EtcdBackend:
-        """Make a backend."""
-        options = self._options
-        return EtcdBackend(
-            self._access,
-            self.described,
-            prefix=options.prefix,
-            unavailable_after=options.unavailable_after,
-            description=options.description,
-        )
-
-
-def read_source(source: str, options: StoreOptions) -> EtcdOpener:
+def read_source(source: str, options: StoreOptions) -> ReadSource:
     """Return what opens the cluster of a URL."""
     if options.min_replicas:
         raise Unsupported(
             "min_replicas is for Redis and Valkey: in etcd a majority of the members has each write"
         )
-    return EtcdOpener(source, options)
+    access, described = read_url(source)
+
+    def make() -> EtcdBackend:
+        return EtcdBackend(
+            access,
+            described,
+            prefix=options.prefix,
+            unavailable_after=options.unavailable_after,
+            description=options.description,
+        )
+
+    return ReadSource(described, EtcdBackend.capabilities, make)
 
 
 def read_url(url: str) -> tuple[Access, str]:

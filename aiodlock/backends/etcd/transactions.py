@@ -172,6 +172,10 @@ def close_after(
     return m.TxnRequest(compare, [_put(keys.hold(id), value, lease)], [_read(keys.request(id))])
 
 
+def _marker(keys: Keys, id: str, lease: int) -> list[m.RequestOp]:
+    return [_put(keys.marker(id), b"{}", lease)] if lease else []
+
+
 def leave(
     keys: Keys, id: str, message: bytes, *, delay: bool, opens: bool, marker_lease: int = 0
 ) -> m.TxnRequest:
@@ -181,13 +185,9 @@ def leave(
     success, failure = [_delete(key)], [_read(message)]
     if delay:
         success.append(_delete(keys.delay(id)))
-    if opens:
-        for steps in (success, failure):
-            steps.append(_delete(keys.hold(id)))
-    if marker_lease:
-        for steps in (success, failure):
-            steps.append(_put(keys.marker(id), b"{}", marker_lease))
-    return m.TxnRequest([_present(key)], success, failure)
+    besides = [_delete(keys.hold(id))] if opens else []
+    besides += _marker(keys, id, marker_lease)
+    return m.TxnRequest([_present(key)], success + besides, failure + besides)
 
 
 def leave_closed(
@@ -196,12 +196,9 @@ def leave_closed(
     """End a lease that was lost: its lock-delay begins now, unless it has ended already. With
     ``marker_lease`` refuse late duplicates."""
     key, delay = keys.request(id), keys.delay(id)
-    success = [_delete(key), _put(delay, value, delay_lease)]
-    failure = [_delete(key), _read(message)]
-    if marker_lease:
-        for steps in (success, failure):
-            steps.append(_put(keys.marker(id), b"{}", marker_lease))
-    return m.TxnRequest([_present(delay)], success, failure)
+    marker = _marker(keys, id, marker_lease)
+    success = [_delete(key), _put(delay, value, delay_lease), *marker]
+    return m.TxnRequest([_present(delay)], success, [_delete(key), _read(message), *marker])
 
 
 def record(
@@ -210,11 +207,9 @@ def record(
     """Put a success on record if the request is there still, and end all others; else tell whether it was
     broken, and what is on record."""
     success = [_delete(*keys.requests), _delete(*keys.delays), _delete(*keys.holds)]
-    success.append(_put(keys.record, value, lease))
-    failure = [_read(message), _read(keys.record)]
-    if marker_lease:
-        for steps in (success, failure):
-            steps.append(_put(keys.marker(id), b"{}", marker_lease))
+    marker = _marker(keys, id, marker_lease)
+    success += [_put(keys.record, value, lease), *marker]
+    failure = [_read(message), _read(keys.record), *marker]
     return m.TxnRequest([_present(keys.request(id))], success, failure)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..._errors import Unsupported
-from ..._model import Capabilities
 from .._urls import ENCODE, check_host, without_password
 from ..kept_backend import KeptBackend
-from ..sources import StoreOptions
+from ..sources import ReadSource, StoreOptions
 
 try:
     from .store import PostgresBackend
@@ -20,24 +19,21 @@ except ImportError as _missing:
     ) from _missing
 
 
-class PostgresOpener:
-    """A database."""
+def read_source(source: str, options: StoreOptions) -> ReadSource:
+    """Return what opens the database of a URL."""
+    if options.min_replicas:
+        raise Unsupported(
+            "min_replicas is for Redis and Valkey: with PostgreSQL, synchronous_standby_names and "
+            "synchronous_commit on the server decide how many standbys a commit waits for"
+        )
+    described = check_url("source", source)
+    if options.listen_source is not None:
+        check_url("listen_source", options.listen_source)
 
-    capabilities: Capabilities = PostgresBackend.capabilities
-
-    def __init__(self, url: str, options: StoreOptions) -> None:
-        self.described: str = check_url("source", url)
-        self._url = url
-        self._options = options
-        if options.listen_source is not None:
-            check_url("listen_source", options.listen_source)
-
-    def open(self) -> KeptBackend:
-        """Make a backend."""
-        options = self._options
+    def make() -> KeptBackend:
         store = PostgresBackend(
-            self._url,
-            self.described,
+            source,
+            described,
             listen_source=options.listen_source,
             create=options.create,
             prefix=options.prefix,
@@ -47,15 +43,7 @@ class PostgresOpener:
         )
         return KeptBackend(store, unavailable_after=options.unavailable_after)
 
-
-def read_source(source: str, options: StoreOptions) -> PostgresOpener:
-    """Return what opens the database of a URL."""
-    if options.min_replicas:
-        raise Unsupported(
-            "min_replicas is for Redis and Valkey: with PostgreSQL, synchronous_standby_names and "
-            "synchronous_commit on the server decide how many standbys a commit waits for"
-        )
-    return PostgresOpener(source, options)
+    return ReadSource(described, PostgresBackend.capabilities, make)
 
 
 def check_url(what: str, url: str) -> str:

@@ -10,11 +10,10 @@ from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import RedisError
 
 from ..._errors import Unsupported
-from ..._model import Capabilities
 from .._urls import without_password
 from ..kept import KeptStore
 from ..kept_backend import KeptBackend
-from ..sources import StoreOptions, check_scheme, not_a_source
+from ..sources import ReadSource, StoreOptions, check_scheme, not_a_source
 from .backend import RedisBackend
 from .cluster import ClusterBackend, seeds_of
 from .quorum import CAPABILITIES, QuorumBackend
@@ -28,27 +27,7 @@ _CLUSTER = ("redis+cluster", "rediss+cluster")
 _SMALLEST_QUORUM = 3
 
 
-class RedisOpener:
-    """A server, a Sentinel service, a cluster or a quorum, as the function given makes it."""
-
-    def __init__(
-        self,
-        described: str,
-        capabilities: Capabilities,
-        make: Callable[[], KeptStore],
-        unavailable_after: float,
-    ) -> None:
-        self.described: str = described
-        self.capabilities: Capabilities = capabilities
-        self._make = make
-        self._unavailable_after = unavailable_after
-
-    def open(self) -> KeptBackend:
-        """Make a backend."""
-        return KeptBackend(self._make(), unavailable_after=self._unavailable_after)
-
-
-def read_source(source: Any, options: StoreOptions) -> RedisOpener:
+def read_source(source: Any, options: StoreOptions) -> ReadSource:
     """Return what opens the servers of a source."""
     settings = Settings(
         prefix=options.prefix,
@@ -60,27 +39,34 @@ def read_source(source: Any, options: StoreOptions) -> RedisOpener:
     )
     if isinstance(source, list | tuple):
         return _quorum(source, options, settings)
-    can, patience = capabilities(options.min_replicas), options.unavailable_after
     found, described = _read(source)
-    if isinstance(found, list):
-        return RedisOpener(described, can, lambda: ClusterBackend(found, settings), patience)
-    return RedisOpener(described, can, lambda: RedisBackend(found, settings), patience)
+
+    def make() -> KeptBackend:
+        store: KeptStore
+        if isinstance(found, list):
+            store = ClusterBackend(found, settings)
+        else:
+            store = RedisBackend(found, settings)
+        return KeptBackend(store, unavailable_after=options.unavailable_after)
+
+    return ReadSource(described, capabilities(options.min_replicas), make)
 
 
-def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -> RedisOpener:
+def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -> ReadSource:
     nodes, described = _read_nodes(sources)
     if options.min_replicas:
         raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
 
-    def make() -> QuorumBackend:
-        return QuorumBackend(
+    def make() -> KeptBackend:
+        store = QuorumBackend(
             [_source_of(node) for node in nodes],
             settings,
             restart_delay=options.restart_delay,
             described=described,
         )
+        return KeptBackend(store, unavailable_after=options.unavailable_after)
 
-    return RedisOpener(described, CAPABILITIES, make, options.unavailable_after)
+    return ReadSource(described, CAPABILITIES, make)
 
 
 def _read(source: Any) -> tuple[Source | list[Source], str]:

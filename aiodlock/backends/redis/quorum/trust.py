@@ -56,7 +56,7 @@ class Trust:
     Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
     node is believed), ``_steady_at`` (from when on its clock is), ``mark`` (what the node keeps under its
     key: run id, the node's time in us at which it was first met, for how many ms it did not count from then
-    on, its id), ``_unsettled`` (it came back, and the others were not asked for the longest lease since),
+    on, its id), ``unsettled`` (it came back, and the others were not asked for the longest lease since),
     ``_is_news`` (of which it does not know yet), ``_unmarked_at`` (when it was
     first seen without one), ``_marked_until``, ``_offset`` (the node's clock less ours: bounds, and when
     they were seen).
@@ -73,7 +73,8 @@ class Trust:
         self._run: bytes | None = None
         self._since = _NEVER
         self._steady_at = 0.0
-        self._unsettled = False
+        #: Whether the other nodes have to be asked for the longest lease in use before it counts.
+        self.unsettled: bool = False
         self.mark: bytes | None = None
         self._is_news = False
         self._unmarked_at: float | None = None
@@ -88,7 +89,7 @@ class Trust:
     @property
     def keeps(self) -> bool:
         """Whether what it says of a vote that it keeps is believed."""
-        return not self._unsettled and now() >= self._since
+        return not self.unsettled and now() >= self._since
 
     @property
     def id(self) -> bytes:
@@ -103,7 +104,7 @@ class Trust:
     @property
     def counts_at(self) -> float:
         """From when on the node is believed; infinity while that is not known."""
-        return _NEVER if self._unsettled else max(self._since, self._steady_at)
+        return _NEVER if self.unsettled else max(self._since, self._steady_at)
 
     @property
     def was_founding(self) -> bool:
@@ -148,7 +149,7 @@ class Trust:
         self._run, self.mark, self._is_news, self._marked_until = run, mark, False, 0.0
         self._unmarked_at = None
         self._since = self._since_of_mark()
-        self._unsettled = known is not None or self._came_lately
+        self.unsettled = known is not None or self._came_lately
         if known is None:
             return False
         if self._since == _NEVER or self._met < heard_before:
@@ -171,14 +172,9 @@ class Trust:
         met = _moment_in(self.mark)
         return met != _EVER and self._latest_us() - met < _SETTLED_AFTER * 1e6
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether the other nodes have to be asked for the longest lease in use before it counts."""
-        return self._unsettled
-
     def settle(self) -> None:
         """All other nodes have told which leases are in use: none that it may have forgotten is longer."""
-        self._unsettled = False
+        self.unsettled = False
         _, met, delay, _ = _words(self.mark)
         longest = round(self._delays.longest * 1000)
         if met != _EVER and delay < longest:
@@ -234,7 +230,7 @@ class Trust:
         only = ("NX",) if self.mark is None else ()
         written = await self._ask(wire, "SET", self.key, mark, "PX", self._key_ttl, *only)
         self.mark = mark if written else await self._ask(wire, "GET", self.key)
-        self._since, self._unsettled = self._since_of_mark(), self._came_lately
+        self._since, self.unsettled = self._since_of_mark(), self._came_lately
         self._marked_until = now() + self._key_ttl / 3000
 
     async def keep_time(self, wire: Wire) -> None:
@@ -308,7 +304,7 @@ class Trust:
         if mark is False:
             return False
         self.mark = mark or self.mark
-        self._since, self._unsettled = self._since_of_mark(), self._came_lately
+        self._since, self.unsettled = self._since_of_mark(), self._came_lately
         return True
 
     async def _ask(self, wire: Wire, *command: bytes | str | int, failed: Any = None) -> Any:

@@ -151,7 +151,7 @@ class Voter:
             wire,
             message,
             partial(self._on_vote_answer, ballot, sent, on_answer),
-            on_late=partial(self._take_vote_answer, ballot, sent, on_late),
+            on_late=partial(self._take_answer, ballot, sent, on_late),
             lease=length,
             tally=tally,
         )
@@ -161,14 +161,21 @@ class Voter:
         self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
     ) -> None:
         ballot.sent.pending -= 1
-        self._take_vote_answer(ballot, sent, on_answer, reply)
+        self._take_answer(ballot, sent, on_answer, reply)
 
-    def _take_vote_answer(
-        self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
+    def _take_answer(
+        self,
+        ballot: Ballot,
+        sent: float,
+        on_answer: _OnAnswer,
+        reply: Any,
+        *,
+        to_yield: bool = False,
     ) -> None:
         if isinstance(reply, Exception):
-            # It may be carried out at any time from now on; leaving will have to refuse that.
-            ballot.sent.ambiguous = ballot.sent.ambiguous or isinstance(reply, Unanswered)
+            if isinstance(reply, Unanswered) and not to_yield:
+                # It may be carried out at any time from now on; leaving will have to refuse that.
+                ballot.sent.ambiguous = True
             on_answer(reply)
             return
         try:
@@ -177,6 +184,8 @@ class Voter:
             on_answer(wrong)
             return
         self.trust.hear_clock(clock, sent)
+        if to_yield:
+            ballot.yielding = False
         ballot.take(answer)
         on_answer(answer)
 
@@ -198,22 +207,8 @@ class Voter:
         arguments = (request.id, what, 0, ballot.token, *self._to_clients)
         message = self._call_of(UNVOTE, request, arguments)
         lease = request.terms.waiter_ttl
-        heard = partial(self._on_given_back, ballot, now(), on_answer)
+        heard = partial(self._take_answer, ballot, now(), on_answer, to_yield=True)
         self._call(wire, message, heard, lease=lease)
-
-    def _on_given_back(self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any) -> None:
-        if isinstance(reply, Exception):
-            on_answer(reply)
-            return
-        try:
-            answer, clock = read_answer(reply, sent)
-        except BackendError as wrong:
-            on_answer(wrong)
-            return
-        self.trust.hear_clock(clock, sent)
-        ballot.yielding = False
-        ballot.take(answer)
-        on_answer(answer)
 
     def unvote(
         self,
