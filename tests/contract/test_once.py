@@ -98,7 +98,9 @@ async def test_waiters_of_a_success_ask_once_and_are_forgotten(make_client: Make
         note_calls(other, calls)
         once.result = "done"
     assert await asyncio.gather(*waiting) == [(False, "done")] * 3
-    assert calls == ["extend"] * 3
+    # At most: the answer to an extension that was due may tell of it first.
+    assert set(calls) == {"extend"}
+    assert len(calls) <= 3
     assert other._core.session is not None
     assert not other._core.session.requests
     assert (await other.inspect("a", kind="once")).waiters == ()

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -155,11 +156,9 @@ async def test_killed_worker_holds_nothing_any_more(tmp_path: Path, shown: str) 
 async def test_the_tests_of_the_shop_pass_as_a_reader_runs_them(tmp_path: Path) -> None:
     for name in ("main.py", "lock_metrics.py", "test_main.py"):
         shutil.copy(SHOP / name, tmp_path)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pytest", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider"),
-        cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
+    command = (sys.executable, "-m", "pytest", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider")
+    ended = await asyncio.to_thread(
+        subprocess.run, command, cwd=tmp_path, stdout=subprocess.PIPE, timeout=300
     )
-    printed, _ = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 0, printed.decode()
-    assert b"3 passed" in printed
+    assert ended.returncode == 0, ended.stdout.decode()
+    assert b"3 passed" in ended.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
@@ -568,7 +569,9 @@ async def test_cause_of_503_is_in_the_log_which_is_bounded(
             store.server.resume()
     assert {answer.status_code for answer in answers} == {503}
     refused = [one for one in caplog.records if getattr(one, "event", "") == "request_refused"]
-    assert "the store did not answer" in refused[0].getMessage()
+    # Which of the two, is a matter of when the silent connection was given up.
+    causes = r"the store did not answer|the connection was lost before the reply came"
+    assert re.search(causes, refused[0].getMessage())
     assert sum(getattr(one, "number", 1) for one in refused) == 20
     assert len(refused) < 10
 

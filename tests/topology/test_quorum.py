@@ -234,7 +234,7 @@ def addressed(node: EmbeddedServer, path: Path) -> str:
 async def test_all_restarted_empty_at_once_are_no_new_quorum_while_a_client_knows_better(
     nodes: list[EmbeddedServer], make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    delay = 4.0
+    delay = 8.0
     urls = [node.url for node in nodes]
     await make_client(urls, ttl=delay, restart_delay=delay)
     for node in nodes:

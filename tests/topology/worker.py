@@ -61,7 +61,10 @@ async def work(lock: aiodlock.Lock, witness: Witness, who: str, told: Counter[st
 async def main(url: str, store: Path, tasks: int, min_replicas: int, ttl: float) -> None:
     witness = Witness(store)
     told: Counter[str] = Counter()
-    async with aiodlock.Client(url, ttl=ttl, waiter_ttl=ttl, min_replicas=min_replicas) as client:
+    client = aiodlock.Client(
+        url, ttl=ttl, waiter_ttl=ttl, min_replicas=min_replicas, unavailable_after=30.0
+    )
+    async with client:
         print("ready", flush=True)
         working = [
             asyncio.create_task(work(client.lock("turn"), witness, f"{os.getpid()}-{i}", told))

@@ -55,7 +55,7 @@ async def pair(
     releases = ("wheel", "tree") if request.param == "wheel-first" else ("tree", "wheel")
     first, second = (peers.of(release) for release in releases)
     for peer in (first, second):
-        await enter(peer, store, waiter_ttl=2.0)
+        await enter(peer, store, waiter_ttl=2.0, unavailable_after=30.0)
     yield first, second
     for peer in (first, second):
         if peer.running:

@@ -234,7 +234,7 @@ async def test_what_a_store_does_not_tell_is_called_unknown(
 async def test_overdue_lease_is_marked_at_the_first_look(
     client: aiodlock.Client, visit: Visit
 ) -> None:
-    kept = await client.lock("kept", ttl=6, on_lost="flag").acquire()
+    kept = await client.lock("kept", ttl=9, on_lost="flag").acquire()
     left = await client.lock("left", ttl=6, auto_extend=False, on_lost="flag").acquire()
     await until(lambda: left.remaining() < 2.5)
     async with visit(aiodlock.web.app(client)) as http:

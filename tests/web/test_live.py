@@ -212,10 +212,10 @@ async def test_released_leases_are_no_losses(client: aiodlock.Client) -> None:
     app = aiodlock.web.app(client)
     async with serve_app(app) as http, watching(http) as events:
         for number in range(5):
-            async with client.lock(f"x:{number}", ttl=0.5):
+            async with client.lock(f"x:{number}", ttl=2.0):
                 for _ in range(3):
                     await anext(events)
-        for _ in range(20):
+        for _ in range(50):  # longer than a lease
             await anext(events)
     assert not app.state.pages.watch.losses
 
