@@ -186,7 +186,8 @@ class Blocks(Generic[_L]):
             return None
         task, body, _ = self.open[index]
         session = body.session
-        if task is not current_task() or session.pid != _process.pid:
+        loop = session.loop
+        if running_loop() is not loop or task_of(loop) is not task or session.pid != _process.pid:
             foreign = session.foreign()
             if foreign is not None:
                 refuse(exc, foreign)

@@ -81,9 +81,8 @@ class Deadlines:
             self._set_timer(self._wake_at)  # the machine has slept, and the timer is late
 
     def keep(self, request: Request) -> None:
-        """A holder lingers from now on; its time may end before its lease would."""
-        alarm = request.alarm
-        if request.kept_until < (self._wake_at if alarm is None else alarm[0]):
+        """A holder lingers from now on, and its time ends before its alarm would come."""
+        if request.alarm is not None or request.kept_until < self._wake_at:
             self.add(request)
 
     def remove(self, request: Request) -> None:

@@ -127,7 +127,7 @@ class Keeper:
             length = ttl = terms.waiter_ttl
         elif terms.auto_extend:
             ttl = terms.ttl
-            length = _without_margin(ttl, terms)
+            length = _without_margin(ttl, terms) if terms.margin else ttl
         else:
             return
         # Most leave before anything is due: they need no schedule.
@@ -555,4 +555,4 @@ class Keeper:
 
 def _without_margin(ttl: float, terms: Terms) -> float:
     """Return how long a lease of that length counts as held; a tenth of it at least."""
-    return max(ttl - terms.margin, ttl / 10) if terms.margin else ttl
+    return max(ttl - terms.margin, ttl / 10)
