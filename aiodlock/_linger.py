@@ -119,12 +119,11 @@ class Lingering:
         ):
             return None
         del self.kept[terms.name]
-        self._register.drop_hold(request)
-        request.hold_again(terms, options, task, moment)
+        self._register.give_to(request, task)
+        request.hold_again(terms, options, moment)
         if other or terms.max_hold is not None:
             request.place.reuse(terms)
             self._deadlines.add(request)
-        self._register.add_hold(request)
         return request
 
     # -- releasing -----------------------------------------------------------------------------------

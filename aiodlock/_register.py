@@ -73,6 +73,12 @@ class Register:
             if not found:
                 del self.holds_of[key]
 
+    def give_to(self, request: Request, task: asyncio.Task[Any] | None) -> None:
+        """A kept lease gets its next body: it is this task's, and the latest that it holds."""
+        self.drop_hold(request)
+        request.belongs_to(task)
+        self.add_hold(request)
+
     def begin_leaving(self, request: Request) -> None:
         """The request neither waits nor holds any more; its leave is about to be sent."""
         self._deadlines.remove(request)

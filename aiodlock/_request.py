@@ -232,16 +232,12 @@ class Request(Hold):
         whoever has their owner."""
         self.may_linger = False
 
-    def hold_again(
-        self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
-    ) -> None:
-        """The next body, perhaps another task's, has it: KEPT → HELD. The place has the token still."""
+    def hold_again(self, terms: Terms, options: LockOptions, moment: float) -> None:
+        """The next body has it: KEPT → HELD. The place has the token still."""
         assert self.state is KEPT, self
         self.state = HELD
         self.terms, self.options = terms, options
         self.granted_at = moment
-        if self.task_id != id(task) or self.task is None or self.task() is not task:
-            self.belongs_to(task)
 
     def queue(self) -> None:
         """The store has queued it: ASKING → WAITING."""

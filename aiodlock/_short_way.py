@@ -70,12 +70,9 @@ def begin(
     if not lingering.has_turn(task, moment):
         return NEXT_TURN
     del lingering.kept[terms.name]
-    if request.task_id == id(task) and request.task is not None and request.task() is task:
-        request.hold_again(terms, options, task, moment)  # it is among its holds still
-    else:
-        session.register.drop_hold(request)
-        request.hold_again(terms, options, task, moment)
-        session.register.add_hold(request)
+    if request.task_id != id(task) or request.task is None or request.task() is not task:
+        session.register.give_to(request, task)
+    request.hold_again(terms, options, moment)
     acquired = Acquisition(session, request)
     acquired.tasks = (task,)
     if session.telling.hooks:
