@@ -133,9 +133,9 @@ async def test_recall_that_is_not_heard_is_told_by_the_next_extension(
 
 
 async def test_recall_is_lost_with_the_connection_that_listens(server: PostgresServer) -> None:
-    """The client asks about what lingers as soon as it listens again."""
+    """The client asks about what lingers as soon as it listens again, long before its next extension."""
     async with Client(server.url) as one, Client(server.url) as other:
-        async with one.lock(NAME, linger=60.0, ttl=60.0):
+        async with one.lock(NAME, linger=3600.0, ttl=3600.0):
             pass
         listening = store_of(one)._listening
         connection = listening.link.connection
