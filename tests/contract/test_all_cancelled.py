@@ -51,9 +51,13 @@ def cancels_from_a_callback() -> None:
     asyncio.get_running_loop().call_soon(lambda: [task.cancel() for task in asyncio.all_tasks()])
 
 
-def program(source: Any, end: Callable[[], object], ended: list[float]) -> Callable[[], None]:
+def program(
+    source: Any, end: Callable[[], object], ended: list[float], known: list[Any]
+) -> Callable[[], None]:
     async def main() -> None:
         async with aiodlock.Client(source) as client:
+            assert client._core.session is not None
+            known.append(client._core.session.requests)
             held: list[str] = []
             tasks = [asyncio.create_task(hold(client, name, held)) for name in NAMES]
             await until(lambda: len(held) == len(NAMES))
@@ -87,8 +91,10 @@ async def test_what_a_program_holds_is_released_when_all_its_tasks_are_cancelled
 ) -> None:
     client = await make_client()
     ended: list[float] = []
-    await asyncio.to_thread(program(store.source, end, ended))
+    known: list[Any] = []
+    await asyncio.to_thread(program(store.source, end, ended, known))
     began, over = ended
+    assert known == [{}]  # nobody waited in vain for what could not be left any more
     assert over - began < _SOON
     for name in (*NAMES, "bare"):
         info = await client.inspect(name)

@@ -309,6 +309,7 @@ class Session:
 
     async def _close(self) -> None:
         """End the session: its nodes vanish at once."""
+        self.lifetime.over = True  # what lived in it need not be left
         self._servers.stop()
         self._tell_no_more()
         connection = self._connection
@@ -319,7 +320,6 @@ class Session:
             try:
                 async with asyncio.timeout(_CLOSE_WITHIN):
                     await connection.submit(jute.CLOSE_CALL)
-                self.lifetime.over = True  # what lived in it need not be left
             except (TimeoutError, BackendError, jute.ZooKeeperError):
                 pass  # it expires by itself
             connection.abort(BackendUnavailable("closed"))
