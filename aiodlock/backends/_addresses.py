@@ -28,8 +28,7 @@ _asked: WeakKeyDictionary[
 async def resolve(host: str, port: int) -> _Found:
     """Return what ``socket.getaddrinfo`` tells of a name. Whoever asks while it is asked, waits, too.
 
-    :raises OSError: if the name cannot be looked up.
-    :raises ValueError: if it cannot be a name.
+    :raises OSError: if the name cannot be looked up, or can be none.
     """
     if is_address(host):
         return [(None, None, None, "", (host, port))]
@@ -56,8 +55,11 @@ def _ask(
     with suppress(RuntimeError):  # the loop has ended meanwhile
         try:
             told: _Found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as unknown:
+        except OSError as unknown:
             loop.call_soon_threadsafe(found.set_exception, unknown)
+        except ValueError as wrong:
+            no_name = OSError(f"{host!r} can be no name: {wrong}")
+            loop.call_soon_threadsafe(found.set_exception, no_name)
         else:
             loop.call_soon_threadsafe(found.set_result, told)
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from aiodlock.backends._addresses import Addresses
+from aiodlock.backends._addresses import Addresses, resolve
 
 HERE = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
@@ -55,3 +55,10 @@ async def test_address_that_served_again_is_as_good_as_the_others() -> None:
 async def test_address_needs_no_resolver(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", None)
     assert await Addresses().choose(host, 1) == host
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+async def test_what_cannot_be_a_name_cannot_be_looked_up(host: str) -> None:
+    """A node of a cluster may be called so: that is no bug of ours, which would end the session."""
+    with pytest.raises(OSError, match="can be no name"):
+        await resolve(host, 1)

@@ -293,7 +293,7 @@ class PrimaryLookup:
             try:
                 async with asyncio.timeout(_RESOLVING_FOR):
                     found = await resolve(*address)
-            except (OSError, ValueError):  # the latter of a name that cannot be one
+            except OSError:
                 return True  # not known; the name may be resolved the next time
             peers = frozenset(one[4][:2] for one in found)
             self._peers[address] = peers, moment + _RESOLVED_FOR
