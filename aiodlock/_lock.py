@@ -137,7 +137,7 @@ class Acquirable:
         """Return whether anybody holds the name at this moment, in any mode, or keeps it closed.
 
         Waiters do not count. What this task holds does, and so does a lease that lingers. It has to be
-        called: ``if lock.locked:`` asks nothing and is always true, as type checkers will say.
+        called: ``if lock.locked:`` asks nothing and is always true, as mypy will say.
 
         ```python
         if await client.lock("report").locked():

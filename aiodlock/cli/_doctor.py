@@ -30,13 +30,13 @@ _NODE_RESTARTS = (
 async def examine(source: str | list[str], *, prefix: str, fix: bool) -> list[Finding]:
     """Return the findings, in a fixed order; of a quorum, node by node.
 
-    :raises BackendUnavailable: when the server, or a majority of a quorum's, is unreachable.
+    :raises BackendUnavailable: when the server is unreachable.
     :raises BackendError: when the server refuses a command that is needed.
     """
     if isinstance(source, str):
         return await _examine(source, prefix, fix)
     nodes = [_examine_node(url, prefix, fix, f"node {n}: ") for n, url in enumerate(source, 1)]
-    lock, found = await asyncio.gather(try_a_lock(source, prefix), asyncio.gather(*nodes))
+    lock, found = await asyncio.gather(tried(source, prefix), asyncio.gather(*nodes))
     return [lock, *itertools.chain.from_iterable(found)]
 
 

@@ -50,11 +50,11 @@ async def try_a_lock(source: str | list[str], prefix: str, ttl: float = 5) -> Fi
     return Finding("lock", "ok", f"acquired and released in {took:.1f} ms")
 
 
-async def tried(url: str, prefix: str) -> Finding:
+async def tried(source: str | list[str], prefix: str) -> Finding:
     """Acquire and release a lock, also where that fails as a whole."""
     try:
         async with asyncio.timeout(_TRIED_WITHIN):
-            return await try_a_lock(url, prefix)
+            return await try_a_lock(source, prefix)
     except TimeoutError:
         return no_lock(TimeoutError(f"no answer within {_TRIED_WITHIN:g} s"))
     except BackendError as error:

@@ -117,3 +117,11 @@ async def test_doctor_looks_at_every_node(servers: list[EmbeddedServer]) -> None
     assert found["lock"]["level"] == "ok", found["lock"]
     assert found["node 2: server"]["level"] == "error"
     assert found["node 3: version"]["level"] == "ok"
+    servers[2].kill()
+    code, out = await call(servers, "doctor", "--json")
+    found = {one["subject"]: one for one in json.loads(out)}
+    assert code == 1
+    assert [found[at]["level"] for at in ("lock", "node 2: server", "node 3: server")] == [
+        "error"
+    ] * 3
+    assert found["node 1: version"]["level"] == "ok"
