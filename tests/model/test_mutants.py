@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is granted what is done",
-        "if on_record then\n  return {'done', on_record}\nend\n\n-- Nobody holds",
+        "if on_record then\n  return 'done ' .. on_record\nend\n\n-- Nobody holds",
         "-- Nobody holds",
         Onces,
     ),

@@ -35,7 +35,7 @@ from aiodlock.backends.redis.keys import channel_prefix
 from aiodlock.backends.redis.replies import token_of
 from aiodlock.backends.redis.scripts import Script
 
-from ..protocol.direct import PREFIX, Direct
+from ..protocol.direct import PREFIX, Direct, words_in
 from ..servers import Store
 
 pytestmark = pytest.mark.scripted
@@ -203,7 +203,7 @@ class VirtualDirect(Direct):
             str(self.time),
         )
         self._hear(said)
-        return reply
+        return words_in(script, reply)
 
     def _virtual(self, script: Script) -> str:
         source = self._sources.get(script.name, script.source.decode())

@@ -60,15 +60,13 @@ class OneServer(Pair):
     telling: ClassVar[Sources] = {
         **_with(
             scripts.ACQUIRE,
-            _told("grant", "return {'granted', token, ARGV[4]}"),
-            _told("queue", "return ARGV[11] == 'nowait' and {'busy'} or queue_up()"),
+            _told("grant", "return 'granted ' .. token"),
+            _told("queue", "return ARGV[11] == 'nowait' and 'busy' or queue_up('-1')"),
         ),
         **_with(
             scripts.LEAVE,
-            _told(
-                "release", "redis.call('HDEL', state, id)\n    return {'released'}\n  end\nend\n"
-            ),
-            _told("hand-off", "return own and {'released', "),
+            _told("release", "redis.call('HDEL', state, id)\n    return 'released'\n  end\nend\n"),
+            _told("hand-off", "return own and 'released ' .. "),
         ),
     }
     breaks = scripts.BREAK

@@ -157,7 +157,7 @@ class Direct:
         assert len(keys) == int(script.number_of_keys) + (
             len(self._record) if script in _ONCE else 0
         )
-        return await self.redis.eval(source, len(keys), *keys, *arguments)
+        return words_in(script, await self.redis.eval(source, len(keys), *keys, *arguments))
 
     # -- what the store has --------------------------------------------------------------------------
 
@@ -229,6 +229,13 @@ class Direct:
             at = self._deadline_of_waiter
             words[at] = str(int(words[at]) + by)
             await self.redis.hset(self.keys.waiters, id, " ".join(words))
+
+
+def words_in(script: Script, reply: Any) -> Any:
+    """Return the words of a line; other scripts answer tables."""
+    if script not in _ONCE:
+        return reply
+    return reply.split(" ", 1) if reply.startswith("done ") else reply.split(" ")
 
 
 def waiting(reply: list[Any]) -> tuple[int, int]:

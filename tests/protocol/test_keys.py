@@ -168,9 +168,9 @@ async def test_token_grows_across_the_expiry_of_its_key(direct: Direct) -> None:
 async def test_token_grows_when_the_clock_was_set_back(direct: Direct) -> None:
     ahead = (await direct.now() + 600_000) * 1_000
     await direct.redis.set(direct.keys.token, ahead, px=600_000)
-    assert int((await direct.acquire("a"))[1]) == ahead + 1
+    assert (await direct.acquire("a"))[1] == str(ahead + 1)
     await direct.leave("a")
-    assert int((await direct.acquire("b"))[1]) == ahead + 2
+    assert (await direct.acquire("b"))[1] == str(ahead + 2)
 
 
 async def test_token_is_remembered_until_its_own_time_is_over(direct: Direct) -> None:

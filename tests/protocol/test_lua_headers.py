@@ -14,7 +14,7 @@ _LUA = files("aiodlock.backends.redis") / "lua"
 _SCRIPTS = (*scripts.ALL, *scripts.VOTING)
 _SHARED = {
     f"{name}.lua"
-    for name in ("time", "tokens", "records", "holders", "reading", "prelude", "tickets")
+    for name in ("clock", "time", "tokens", "records", "holders", "reading", "prelude", "tickets")
 }
 _FILES = sorted(entry.name for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
 

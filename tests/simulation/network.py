@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from aiodlock.backends.redis import Source
 
-from .server import Command, SimServer, SimSocket
+from .server import Command, SimServer, SimSocket, words_in
 from .world import Process, World
 
 _NOTHING = False
@@ -278,7 +278,7 @@ class Conn:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:
                 command, sent = self.in_flight.popleft()
-                self.network.on_reply(self.process, command, sent, reply)
+                self.network.on_reply(self.process, command, sent, words_in(command, reply))
         transport.protocol.data_received(data)
 
     def _lost(self, reason: Exception) -> None:

@@ -388,6 +388,13 @@ class Command:
         return what
 
 
+def words_in(command: Command, reply: Any) -> Any:
+    """Return the words of a line, which some scripts answer; the last of `done` is any bytes."""
+    if command.script not in ("acquire", "extend", "leave") or not isinstance(reply, bytes):
+        return reply
+    return reply.split(b" ", 1 if reply.startswith(b"done ") else -1)
+
+
 class Said(NamedTuple):
     """A line of the schedule: most are never read."""
 
@@ -492,10 +499,11 @@ class SimServer:
             self.db  # noqa: B018  (its clock is set)
             self.published = []
             reply = socket.execute(fields)
+        words = words_in(command, reply)
         if fields[0] != b"SCRIPT":
-            self.world.log(Said(self.name, command, reply))
+            self.world.log(Said(self.name, command, words))
         for tell in self.executed:
-            tell(command, reply)
+            tell(command, words)
         return None if isinstance(reply, NoResponse) else encode(reply)
 
     def count_write(self, op: bytes, dirty: bool) -> None:

@@ -769,8 +769,9 @@ VARIANTS = {
     ),
     "token from a plain counter": Variant(
         _lua(
-            ("local token = now_us", "local token = 1"),
-            ("token = math.max(tonumber(last) + 1, now_us)", "token = tonumber(last) + 1"),
+            ("local token, keep = stamp, retention", "local token, keep = '1', retention"),
+            ("if last and tonumber(last) >= now_us then", "if last then"),
+            ("keep = retention + math.ceil(token / 1000) - now", "keep = retention"),
         ),
         ("token", "store"),
         seed=3,

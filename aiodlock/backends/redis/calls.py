@@ -15,7 +15,7 @@ from .keys import keys_of, name_of
 from .messages import Call, Channels, Messages
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
-from .replies import grants_of, left_of, outcome_of
+from .replies import grants_of, left_of, outcome_of, words_in
 from .scripts import ACQUIRE, EXTEND, LEAVE
 from .server import Server
 from .wire import Awaited, Wire
@@ -149,14 +149,14 @@ class Calls:
             reply = await self._server.run_again(wire, refused, call, within, self._on_left)
         finally:
             del release  # as in `Server.result`
-        return left_of(reply)
+        return left_of(words_in(reply))
 
     async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         keys = keys_of(self._prefix, *name_of(where))
         return await self._leave_by(self.messages.leave_unknown(request_id, keys, final))
 
     async def _leave_by(self, call: Call) -> Left:
-        return left_of(await self._server.run_call(call, on_read=self._on_left))
+        return left_of(words_in(await self._server.run_call(call, on_read=self._on_left)))
 
     def leave_later(
         self,
@@ -173,7 +173,7 @@ class Calls:
             if not isinstance(result, BackendError):
                 self._on_left(result)
                 try:
-                    result = left_of(result)
+                    result = left_of(words_in(result))
                 except BackendError as wrong:
                     result = wrong
             done(result)
@@ -190,7 +190,7 @@ class Calls:
 
     def _on_left(self, reply: Any) -> None:
         """Tell whom a release has granted to among this client's own waiters: no notice does."""
-        if type(reply) is list and len(reply) > 2 and self.listener is not None:
+        if type(reply) is bytes and reply.startswith(b"released ") and self.listener is not None:
             for request_id, token, state_key, recalled in grants_of(reply):
                 self.listener.on_granted(request_id, token, state_key, recalled)
 

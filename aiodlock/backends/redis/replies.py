@@ -46,22 +46,29 @@ def for_people(words: bytes) -> dict[str, str]:
     return {"note": unquote(found.get("n", "")), "description": unquote(found.get("d", ""))}
 
 
+def words_in(reply: Any) -> list[Any]:
+    """Return the words of the line that acquire, extend or leave answers; a result on record is one."""
+    if not isinstance(reply, bytes):
+        raise wrong_shape("script", reply)
+    return reply.split(b" ", 1 if reply.startswith(b"done ") else -1)
+
+
 def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
     try:
-        match reply:
+        match words_in(reply):
             case [b"granted" | b"held" | b"recalled" as word, token, left]:
                 return Granted(int(token), local_deadline(sent, int(left)), word == b"recalled")
             case [b"waiting", left, look, floor]:
                 look_ms = int(look)
                 look_at = now() + look_ms / 1000 if look_ms >= 0 else None
                 return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
-            case [b"done", bytes(result)]:
+            case [b"done", result]:
                 return Refused("recorded", result=result)
             case [b"busy"]:
                 return Refused("busy")
             case [b"deadlock"]:
                 return Refused("deadlock")
-            case [b"limit", bytes(used)]:
+            case [b"limit", used]:
                 return Refused("limit", int(used[1:] or 0))
             case [b"gone"]:
                 return Gone("gone")
@@ -91,11 +98,11 @@ def token_of(text: str) -> tuple[int, bool]:
     return int(number), number != text
 
 
-def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str, bool]]:
+def grants_of(reply: bytes) -> list[tuple[str, int, str, bool]]:
     """Return what a release granted to others of its client: request id, token, the state's key, and
     whether it is recalled at once."""
     try:
-        _, state_key, *pairs = reply
+        _, state_key, *pairs = words_in(reply)
         ids, tokens = pairs[::2], pairs[1::2]
         return [
             (id.decode(), number, state_key.decode(), recalled)

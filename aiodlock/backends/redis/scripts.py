@@ -16,6 +16,7 @@ from .wire import Wire
 _logger = logging.getLogger("aiodlock")
 
 #: Where a script wants what is shared, if not in front of all.
+_TIME = b"-- (time)\n"
 _RECORDS = b"-- (records)\n"
 _PRELUDE = b"-- (prelude)\n"
 _HOLDERS = b"-- (holders)\n"
@@ -49,7 +50,8 @@ def _load(
         return b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
 
     text = read(name)
-    first = ["time", *([] if _RECORDS in text else ["records"]), *(["tokens"] if voting else [])]
+    first = ["clock", *([] if _TIME in text else ["time"])]
+    first += [*([] if _RECORDS in text else ["records"]), *(["tokens"] if voting else [])]
     prelude = ["reading"] if reading_only else ["reading", "prelude"]
     if voting:
         prelude.append("tickets")
@@ -57,7 +59,8 @@ def _load(
         prelude.insert(0, "holders")
     if _PRELUDE not in text:
         first, prelude = [*first, *prelude], []
-    for word, parts in ((_RECORDS, ["records"]), (_HOLDERS, ["holders"]), (_PRELUDE, prelude)):
+    places = {_TIME: ["time"], _RECORDS: ["records"], _HOLDERS: ["holders"], _PRELUDE: prelude}
+    for word, parts in places.items():
         text = text.replace(word, read(*parts))
     source = text if alone else b"\n".join((read(*first), text))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()

@@ -286,7 +286,7 @@ class Node:
             raise Refusal("ERR Attempted to access a non local key in a cluster node script")
         for one in said:
             self._say(one)
-        return reply
+        return b" ".join(reply) if script in ("acquire", "extend", "leave") else reply
 
     def _say(self, said: Said) -> None:
         if said.command == "SPUBLISH":

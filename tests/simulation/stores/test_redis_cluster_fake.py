@@ -43,7 +43,14 @@ _CALLS = 100
 #: Real servers take some time for each call (ms).
 _TOLERANCE = 8_000
 #: What messages begin with.
-_SAID = tuple(f"{word} ".encode() for word in ("granted", "look", "recall", "broken", "done"))
+#: What messages and lines begin with that have tokens and times in them.
+_SAID = tuple(
+    f"{word} ".encode()
+    for word in (
+        *("granted", "look", "recall", "broken", "done"),
+        *("held", "recalled", "waiting", "released"),
+    )
+)
 _MOVED = "the slot has moved"
 _Command = tuple[bytes, ...]
 

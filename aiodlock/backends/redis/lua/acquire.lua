@@ -6,10 +6,11 @@
 --       12 further words of the record, as `records` says; '' for none
 --       13 "begins": with the grant the body begins; "later": it does not yet, and there is a hold_at_least; "resize": the
 --          limit of the mode is in use from now on; or several of these; or ''
--- Result  {'granted', token, ms left}  {'recalled', token, ms left}: granted, and others want the name: it must not linger
---         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
---         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
---         {'done', the result that is on record}
+-- Result  a line, since a table of words takes the server as long as two commands:
+--         'granted <token> <ms left>'  'recalled <token> <ms left>': granted, and others want the name: it must not linger
+--         'waiting <ms left> <ms until the earliest blocker ends if at the head, else -1> <token floor>'
+--         'busy'  'deadlock'  'gone': a marker refuses this id  'limit <the mode in use>'
+--         'done <the result that is on record>', which may be any bytes
 local state, queue, waiters, token_key, marker, record_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, mode, owner, client = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
 local ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[6])
@@ -17,7 +18,7 @@ local words, how = ARGV[12], ARGV[13]
 
 local on_record = record_key and redis.call('HGET', record_key, 'result')
 if on_record then
-  return {'done', on_record}
+  return 'done ' .. on_record
 end
 
 -- Nobody holds, nobody waits and no marker: the common case, told by one command. It takes 0.61 of the time of the way
@@ -28,18 +29,18 @@ if present == 0 and how == '' then
   redis.call('HSET', state, id, mode .. ' ' .. token .. ' ' .. int(now + ttl) .. ' ' .. ARGV[4] .. ' '
     .. ARGV[6] .. ' ' .. owner .. ' ' .. client .. words)
   redis.call('PEXPIRE', state, int(ttl + delay + 2))
-  return {'granted', token, ARGV[4]}
+  return 'granted ' .. token .. ' ' .. ARGV[4]
 end
 
 -- (records)
 
--- Stand at the end of the queue.
-local function queue_up()
+-- Stand at the end of the queue; `look`: the ms until the earliest blocker ends if that is the head of it, else '-1'.
+local function queue_up(look)
   local stream_id = redis.call('XADD', queue, '*', 'id', id,
     'r', mode .. ' ' .. ARGV[6] .. ' ' .. owner .. ' ' .. client .. words)
   redis.call('HSET', waiters, id, stream_id .. ' ' .. int(now + ARGV[5]) .. ' ' .. ARGV[5])
   keep_queue_until(queue, waiters, now + ARGV[5])
-  return {'waiting', ARGV[5], '-1', token_floor(token_key)}
+  return 'waiting ' .. ARGV[5] .. ' ' .. look .. ' ' .. token_floor(token_key)
 end
 
 -- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case. If the holder lingers,
@@ -57,7 +58,7 @@ if present == 3 then
       and place == head[1] and waits > 0 and waits <= tonumber(waits_for)
       and redis.call('HEXISTS', waiters, id) == 0
     then
-      return ARGV[11] == 'nowait' and {'busy'} or queue_up()
+      return ARGV[11] == 'nowait' and 'busy' or queue_up('-1')
     end
   end
 end
@@ -84,7 +85,7 @@ local function finish(result)
 end
 
 local function holds(record)
-  return {is_recalled(record.words) and 'recalled' or 'granted', record.token, int(record.deadline - now)}
+  return (is_recalled(record.words) and 'recalled ' or 'granted ') .. record.token .. ' ' .. int(record.deadline - now)
 end
 
 local function become_holder(token)
@@ -112,19 +113,15 @@ local function become_holder(token)
   return holds(record)
 end
 
-local function waiting(deadline)
-  local look = -1
-  if head and head.id == id then
-    look = math.max(0, (earliest_end(holders) or now) - now)
-  end
-  return finish({'waiting', int(deadline - now), int(look), token_floor(token_key)})
+local function look()
+  return int(math.max(0, (earliest_end(holders) or now) - now))
 end
 
 -- Nobody waits and no marker, when nothing was there but the state.
 local quiet = present == ((#holders > 0 or #dead > 0) and 1 or 0)
 if not quiet then
   if redis.call('EXISTS', marker) == 1 then
-    return {'gone'}
+    return 'gone'
   end
   head, changed = grant_waiting(keys, options, holders, granted)
 end
@@ -132,7 +129,7 @@ end
 for _, record in ipairs(holders) do
   if record.id == id then
     if not record.live then
-      return finish({'gone'})
+      return finish('gone')
     end
     if string.find(how, 'begins', 1, true) and begin(record) then
       write_record(state, record)
@@ -145,7 +142,8 @@ local known = not quiet and redis.call('HGET', waiters, id)
 if known then
   local waiter = decode_waiter(known)
   if now < waiter.deadline then
-    return waiting(waiter.deadline)
+    local own_look = head and head.id == id and look() or '-1'
+    return finish('waiting ' .. int(waiter.deadline - now) .. ' ' .. own_look .. ' ' .. token_floor(token_key))
   end
   redis.call('XDEL', queue, waiter.stream_id)
   redis.call('HDEL', waiters, id)
@@ -166,14 +164,14 @@ if #mode > 1 then
   elseif string.sub(used, -1) == 'r' then
     mode = used
   elseif used ~= mode then
-    return finish({'limit', used})
+    return finish('limit ' .. used)
   end
 end
 
 local held_token, held_exclusive = hold_of(owner, holders)
 if held_token then
   if mode == 'x' and not held_exclusive then
-    return finish({'deadlock'})
+    return finish('deadlock')
   end
   local earliest = earliest_end(holders)
   local result = become_holder(held_token)
@@ -189,13 +187,10 @@ if not head and compatible(mode, holders) then
 end
 if ARGV[11] == 'nowait' then
   recall(keys, options, holders)
-  return finish({'busy'})
+  return finish('busy')
 end
 
-local answer = queue_up()
+local answer = queue_up(head and '-1' or look())
 recall(keys, options, holders)
-if not head then
-  head = {id = id}
-  answer[3] = int(math.max(0, (earliest_end(holders) or now) - now))
-end
+head = head or {id = id}
 return finish(answer)

@@ -3,17 +3,18 @@
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 broken  6 record, of a name of kind `once` alone
 -- ARGV  1 id  2 length (ms)  3 owner  4 channel prefix  5 token retention (ms)  6 publish command
 --       7 "begins": if the request holds, its body begins; or none
--- Result  {'held', token, ms left}  {'recalled', token, ms left}: held, and others want the name: it must not linger
---         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
---         {'done', the result that is on record}
---         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
+-- Result  a line, as of acquire:
+--         'held <token> <ms left>'  'recalled <token> <ms left>': held, and others want the name: it must not linger
+--         'waiting <ms left> <ms until the earliest blocker ends if at the head, else -1> <token floor>'
+--         'done <the result that is on record>', which may be any bytes
+--         'gone <broken | expired | taken_over | gone>'
 local state, queue, waiters, token_key, broken, record_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, length, owner, begins = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[7] == 'begins'
 
 -- (holders)
 
 local function held(record)
-  return {is_recalled(record.words) and 'recalled' or 'held', record.token, int(record.deadline - now)}
+  return (is_recalled(record.words) and 'recalled ' or 'held ') .. record.token .. ' ' .. int(record.deadline - now)
 end
 
 local function push(record)
@@ -42,7 +43,7 @@ end
 
 local on_record = record_key and redis.call('HGET', record_key, 'result')
 if on_record then
-  return {'done', on_record}
+  return 'done ' .. on_record
 end
 
 -- (prelude)
@@ -114,11 +115,11 @@ if waiter then
   if head and head.id == id then
     look = math.max(0, (earliest_end(holders) or now) - now)
   end
-  return {'waiting', int(waiter.deadline - now), int(look), token_floor(token_key)}
+  return 'waiting ' .. int(waiter.deadline - now) .. ' ' .. int(look) .. ' ' .. token_floor(token_key)
 end
 if redis.call('HEXISTS', broken, id) == 1 then
   why = 'broken'
 elseif why == 'gone' and #holders > 0 then
   why = 'taken_over'
 end
-return {'gone', why}
+return 'gone ' .. why

@@ -6,8 +6,9 @@
 --       6 "ended"; "lost": the lease ran out for its holder, so its lock-delay is kept; "unused": no body has begun, so
 --         nothing is kept closed; "recorded": the body ended well, and that is put on record
 --       7 with "recorded", the result  8 and for how long it is kept (ms)
--- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}  {'recorded'}
---         {'released', state, id, token, ...}: with what was granted thereby to requests of the same client,
+-- Result  a line, as of acquire:
+--         'released'  'withdrawn'  'gone <broken | expired | gone>'  'recorded'
+--         'released <state> <id> <token> ...': with what was granted thereby to requests of the same client,
 --         which needs no other notice; a token ends with `r` if that request lingers and is recalled at once
 local state, queue, waiters, token_key, marker, broken, record_key =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -21,9 +22,11 @@ if quiet and ARGV[5] == '0' and why == 'ended' then
   -- Whether the clamp would bring the deadline nearer or not, the record is live as long as it is to come.
   if text and not string.find(text, ' h=', 1, true) and now < tonumber(string.match(text, '^[^ ]+ [^ ]+ ([^ ]+)')) then
     redis.call('HDEL', state, id)
-    return {'released'}
+    return 'released'
   end
 end
+
+-- (time)
 
 -- (records)
 
@@ -88,7 +91,7 @@ local function hand_off()
   if second and closed_for < asks_in then
     redis.call(ARGV[4], ARGV[2] .. second_client, 'look ' .. state .. ' ' .. second[2][2] .. ' 0')
   end
-  return own and {'released', state, next_id, token .. mark} or {'released'}
+  return own and 'released ' .. state .. ' ' .. next_id .. ' ' .. token .. mark or 'released'
 end
 
 if not quiet and ARGV[5] == '0' and why == 'ended' then
@@ -113,32 +116,32 @@ local function release(record)
   local keeps = record.hold_until and now < record.hold_until
   if string.find(record.words, ' l=1', 1, true) then
     -- The answer to an earlier leave was lost.
-    return now < record.closed_until and {'released'} or {'gone', 'gone'}, false
+    return now < record.closed_until and 'released' or 'gone gone', false
   elseif not record.live then
     if why ~= 'unused' or not keeps then
-      return {'gone', 'expired'}, false
+      return 'gone expired', false
     end
     -- The grant came too late. Only a lock-delay keeps the name closed.
     record.words = string.gsub(record.words, ' [hub]=%d+', '')
     record.closed_until = record.deadline + record.delay
     write_record(state, record)
-    return {'gone', 'expired'}, record.closed_until <= now
+    return 'gone expired', record.closed_until <= now
   elseif why == 'lost' and (record.delay > 0 or keeps and string.find(record.words, ' b=1', 1, true)) then
-    return {'gone', 'expired'}, false
+    return 'gone expired', false
   elseif why == 'ended' and keeps then
     record.deadline, record.length, record.delay = now, 0, record.hold_until - now
     record.words = string.gsub(record.words, ' [hub]=%d+', '') .. ' l=1'
     record.live, record.closed_until = false, record.hold_until
     write_record(state, record)
     keep_until(state, record.closed_until)
-    return {'released'}, false
+    return 'released', false
   end
-  return {'released'}, true
+  return 'released', true
 end
 
 if why == 'recorded' then
   if redis.call('HGET', record_key, 'id') == id then
-    return {'recorded'} -- the answer to an earlier leave was lost
+    return 'recorded' -- the answer to an earlier leave was lost
   end
   local text = redis.call('HGET', state, id)
   if text and decode_record(id, text).live then
@@ -146,28 +149,28 @@ if why == 'recorded' then
     redis.call('HSET', record_key, 'id', id, 'result', ARGV[7], 'at', int(now))
     redis.call('PEXPIRE', record_key, ARGV[8])
     tell_done(keys, options)
-    return {'recorded'}
+    return 'recorded'
   end
 end
 
 if quiet then
   -- Nobody waits: no need to know the other holders.
   local text = redis.call('HGET', state, id)
-  local answer, ended = {'gone', 'gone'}, false
+  local answer, ended = 'gone gone', false
   if text then
     answer, ended = release(decode_record(id, text))
   end
   if ended then
     redis.call('HDEL', state, id)
   end
-  if answer[1] == 'gone' and redis.call('HEXISTS', broken, id) == 1 then
-    return {'gone', 'broken'}
+  if answer ~= 'released' and redis.call('HEXISTS', broken, id) == 1 then
+    return 'gone broken'
   end
   return answer
 end
 
 need_no_memory(state)
-local result = {'gone', 'gone'}
+local result = 'gone gone'
 local holders, dead = load_state(state)
 local others = {}
 local nearer = false
@@ -185,14 +188,14 @@ for _, record in ipairs(holders) do
     else
       others[#others + 1] = record
     end
-    if result[1] ~= 'released' then
+    if result ~= 'released' then
       options.reader, options.reply = nil, nil
     end
   end
 end
 
 local was_head = false
-local known = result[1] ~= 'released' and redis.call('HGET', waiters, id)
+local known = result ~= 'released' and redis.call('HGET', waiters, id)
 if known then
   local waiter = decode_waiter(known)
   local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]
@@ -202,8 +205,8 @@ if known then
     redis.call('XDEL', queue, waiter.stream_id)
   end
   redis.call('HDEL', waiters, id)
-  if result[2] ~= 'expired' then
-    result = {'withdrawn'}
+  if result ~= 'gone expired' then
+    result = 'withdrawn'
   end
 end
 
@@ -217,9 +220,9 @@ if head and (changed or was_head or nearer) then
   hint(keys, options, head, others)
 end
 if options.reply and #options.reply > 2 then
-  return options.reply
+  return table.concat(options.reply, ' ')
 end
-if result[1] == 'gone' and redis.call('HEXISTS', broken, id) == 1 then
-  return {'gone', 'broken'}
+if result ~= 'released' and result ~= 'withdrawn' and redis.call('HEXISTS', broken, id) == 1 then
+  return 'gone broken'
 end
 return result

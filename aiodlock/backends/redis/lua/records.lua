@@ -1,4 +1,4 @@
--- records: how what is kept of a request is read and written. It stands at the head of each script, behind the time,
+-- records: how what is kept of a request is read and written, and for how long its queue is. It stands at the head of each script, behind the time,
 -- or behind its shortest way, which needs one word of one record.
 --
 -- A state record      "mode token deadline length delay owner client"
@@ -45,4 +45,20 @@ end
 
 local function has_hold(words)
   return string.find(words, ' h=', 1, true)
+end
+
+-- Waiters are extended all the time: round up to whole seconds, so that few of the beats touch a TTL.
+local function keep_queue_until(queue, waiters, moment)
+  local left = moment - now
+  if redis.call('PTTL', waiters) < left then
+    local rounded = int((math.ceil(left / 1000) + 1) * 1000)
+    redis.call('PEXPIRE', waiters, rounded)
+    redis.call('PEXPIRE', queue, rounded)
+  end
+end
+
+-- Every later grant has a larger token than this, so a notice with one that is not larger is stale.
+local function token_floor(key)
+  local last = redis.call('GET', key)
+  return last and tonumber(last) > now_us and last or stamp
 end
