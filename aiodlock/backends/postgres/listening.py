@@ -47,7 +47,7 @@ class Listening:
 
     def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], None]:
         """Have ``heard`` called with each payload, and with an empty one when the server listens from now
-        on: what was sent before is not told. Return what ends that."""
+        on (what was sent before is not told) or nobody does any more. Return what ends that."""
         self._heard_by.setdefault(channel, []).append(heard)
         self._changed.set()
 
@@ -93,6 +93,13 @@ class Listening:
 
     async def run(self) -> None:
         """Watch until cancelled. ``link.run`` runs beside it."""
+        try:
+            await self._watch()
+        finally:
+            for channel in tuple(self._heard_by):
+                self._hear(None, 0, channel, "")
+
+    async def _watch(self) -> None:
         while True:
             await self.link.first_up()
             connection = self.link.connection
