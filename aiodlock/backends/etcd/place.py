@@ -65,6 +65,8 @@ class EtcdPlace(Request):
         "room",
     )
 
+    #: A lease that is shared does not end while the client lives.
+    ends_by: float = math.inf
     state: State
     terms: Terms
     token: int
@@ -115,11 +117,6 @@ class EtcdPlace(Request):
         if lease is not None and lease.silent_since is not None:
             return self._failed or now() - lease.silent_since > PAUSE
         return self._failed
-
-    @property
-    def ends_by(self) -> float:
-        """A lease that is shared does not end while the client lives."""
-        return math.inf
 
     # -- asking ----------------------------------------------------------------------------------
 
