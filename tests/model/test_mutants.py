@@ -157,13 +157,13 @@ MUTANTS = [
     # Tokens and markers.
     Mutant(
         "a token is larger than the last one",
-        "token = math.max(tonumber(last) + 1, now_us)",
-        "token = math.max(tonumber(last), now_us)",
+        "token = int(last + 1)",
+        "token = last",
     ),
     Mutant(
         "also when the clock was set back",
-        "token = math.max(tonumber(last) + 1, now_us)",
-        "token = now_us",
+        "if last and tonumber(last) >= now_us then",
+        "if false then",
     ),
     Mutant(
         "a marker refuses a late duplicate",
