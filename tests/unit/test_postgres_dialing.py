@@ -120,3 +120,23 @@ async def test_refusals_of_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     hosts = Hosts(monkeypatch, accepts)
     with pytest.raises(ConnectionRefusedError):
         await hosts.dialer.dial()
+
+
+async def test_refusal_of_one_host_does_not_keep_waiting_who_was_let_in_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each dial beside a standby, or a host that is down, took as long as until that is asked again."""
+
+    async def accepts(host: str) -> None:
+        if host == "1":
+            raise ConnectionRefusedError
+        while not hosts.asked["1"]:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+
+    hosts = Hosts(monkeypatch, accepts)
+    monkeypatch.setattr(dialing, "OTHERS_WITHIN", 3600.0)
+    monkeypatch.setattr(dialing, "_ASK_AGAIN", 3600.0)
+    async with asyncio.timeout(5.0):
+        assert await hosts.dial() == "2"
+    assert hosts.asked == {"1": 1, "2": 1}

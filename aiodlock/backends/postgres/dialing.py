@@ -154,8 +154,8 @@ class Dialer:
 
     async def dial(self) -> Reached:
         """Return the best connection of all hosts that let this client in."""
-        silent = set(self.hosts)
-        tasks = [asyncio.create_task(self._reach(host, silent)) for host in self.hosts]
+        silent, told = set(self.hosts), asyncio.Event()
+        tasks = [asyncio.create_task(self._reach(host, silent, told)) for host in self.hosts]
         kept: Connection | None = None
         try:
             reached, failures = await _first_and_others(tasks)
@@ -175,19 +175,27 @@ class Dialer:
                     kept.terminate()
                 raise
 
-    async def _reach(self, host: Host, silent: set[Host]) -> Reached | Exception:
+    async def _reach(
+        self, host: Host, silent: set[Host], told: asyncio.Event
+    ) -> Reached | Exception:
         """Return a connection, or why there is none once no other host is silent.
 
         :param silent: the hosts that have not answered yet.
+        :param told: set when there are none.
         """
         while True:
             reached = await self._ask(host)
             silent.discard(host)
-            if not silent or isinstance(reached, Reached):
-                return reached
-            await asyncio.sleep(_ASK_AGAIN)
             if not silent:
+                told.set()
+            if isinstance(reached, Reached):
                 return reached
+            try:
+                async with asyncio.timeout(_ASK_AGAIN):
+                    await told.wait()
+                return reached
+            except TimeoutError:
+                continue
 
     async def _ask(self, host: Host) -> Reached | Exception:
         try:
