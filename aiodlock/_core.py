@@ -184,7 +184,7 @@ class Core:
 
     async def locks(self, match: str, kinds: Iterable[Kind]) -> AsyncIterator[LockInfo]:
         """Iterate over what is held, waited for or on record under the names that match."""
-        session = await self.ready()
+        await self.ready()
         try:
             match.encode()  # it may be longer than a name: escaped, or with stars
         except UnicodeEncodeError:
@@ -192,16 +192,17 @@ class Core:
         if not match:
             return
         for kind in kinds:
-            async for info in self._of_kind(session, match, kind):
+            async for info in self._of_kind(match, kind):
                 yield info
 
-    async def _of_kind(self, session: Session, match: str, kind: Kind) -> AsyncIterator[LockInfo]:
+    async def _of_kind(self, match: str, kind: Kind) -> AsyncIterator[LockInfo]:
         seen: set[str] = set()
         started = now()
         while True:
+            backend = (await self.ready()).backend
             try:
                 page: list[str] = []
-                async for name in _each(session.backend, match, kind):
+                async for name in _each(backend, match, kind):
                     if name not in seen:
                         page.append(name)
                     if len(page) >= _PAGE:
@@ -213,7 +214,8 @@ class Core:
                 return
             except BackendUnavailable:
                 if now() - started > _JUST_LOST:
-                    raise  # else reconnect, from the start
+                    raise  # else reconnect, from the start; it may fail without a turn of the loop
+                await asyncio.sleep(_JUST_LOST / 10)
 
     async def _inspect_all(
         self, names: list[str], seen: set[str], kind: Kind = "lock"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,30 @@ async def test_client_that_is_left_in_the_moment_of_a_death_releases_what_it_hol
         assert not session.requests
         async with other.lock("x"):
             pass
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 6])
+async def test_listing_lets_the_loop_turn_when_the_session_dies(
+    client: Client, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """A dead session may refuse at once: asked again without a pause, it kept the loop for 0.5 s."""
+    assert client._core.session is not None
+    backend, asked = client._core.session.backend, 0
+    names = backend.names
+
+    def count(*args: Any) -> AsyncIterator[str]:
+        nonlocal asked
+        asked += 1
+        return names(*args)
+
+    monkeypatch.setattr(backend, "names", count)
+    kill(client)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with bounded(20):
+        with suppress(BackendUnavailable):
+            assert [info.name async for info in client.locks()] == []
+    assert asked <= 12
 
 
 async def test_client_outlives_one_death_after_the_other(
