@@ -78,9 +78,15 @@ def _mounted(routes: Sequence[BaseRoute]) -> Iterator[State]:
     """Find the state of each app that is mounted."""
     for route in routes:
         if isinstance(route, Mount | Host):
-            if isinstance(route.app, Starlette):
-                yield route.app.state
+            app = route.app
+            while not isinstance(app, Starlette) and hasattr(app, "app"):
+                app = app.app  # inside of middleware
+            if isinstance(app, Starlette):
+                yield app.state
             yield from _mounted(route.routes)
+        for included in getattr(route, "effective_route_contexts", tuple)():
+            if included.starlette_route is not None:
+                yield from _mounted([included.starlette_route])
 
 
 def _check_routes(app: FastAPI) -> None:

@@ -23,7 +23,10 @@ from fastapi import (
     Request,
     Response,
 )
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import StreamingResponse
+from starlette.middleware import Middleware
+from starlette.routing import Mount
 
 import aiodlock
 from aiodlock import Client, Lease
@@ -780,6 +783,31 @@ async def test_mounted_apps_get_the_client(app: FastAPI, serve: Serve) -> None:
         assert (await http.get("/v1/007")).json() == "order:7"
         assert own.state.aiodlock is other
     assert inner.state.aiodlock is None
+
+
+async def test_apps_mounted_with_middleware_or_in_a_router_get_the_client(
+    app: FastAPI, serve: Serve
+) -> None:
+    inner, router = FastAPI(), APIRouter()
+
+    @inner.get("/")
+    async def name(lease: Annotated[Lease, Locked("x")]) -> str:
+        return lease.name
+
+    outer = Mount("/v1", FastAPI(), middleware=[Middleware(GZipMiddleware)])
+    assert isinstance(outer._base_app, FastAPI)
+    outer._base_app.router.routes.append(
+        Mount("/v2", inner, middleware=[Middleware(GZipMiddleware)])
+    )
+    app.router.routes.append(outer)
+    routed = FastAPI()
+    routed.add_api_route("/", name)
+    router.mount("/v3", routed)
+    app.include_router(router)
+    async with serve(app) as http:
+        assert (await http.get("/v1/v2/")).json() == "x"
+        # Before FastAPI 0.137, what a router mounts is not included.
+        assert (await http.get("/v3/")).status_code in (200, 404)
 
 
 async def test_parameter_with_an_alias_counts_under_that(app: FastAPI, serve: Serve) -> None:
