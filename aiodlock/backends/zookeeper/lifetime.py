@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..._clock import local_deadline
+from ..._clock import local_deadline, now
 
 #: How long the leader may take to ask its followers, in ticks. It does so every half tick.
 _GAP = 0.75
@@ -41,7 +41,7 @@ class Lifetime:
     """One session's, from its creation to its end.
 
     Mutable state: ``deadline`` (it certainly lives until then; grows only, unless the servers shorten the
-    session, which ends it), ``over`` (a server said so, or it is not used any more),
+    session, which ends it), ``over`` (a server said so, or it is not used any more; see ``end``),
     ``_timeout`` (milliseconds), ``_attached`` (when the message that began this connection was sent,
     until a write is committed), ``_heard`` (writes: when they were sent and when answered), ``_told``
     (when the write that followed on a question of the leader was answered, and the moment of which it
@@ -72,6 +72,10 @@ class Lifetime:
         """A server has taken the session over, and lets it live for less than the one before did."""
         self.deadline = min(self.deadline, local_deadline(sent, timeout))
 
+    def end(self) -> None:
+        """A server said so, or what closes the session is about to be sent: nothing is held in it."""
+        self.over, self.deadline = True, min(self.deadline, now())
+
     def committed(self, sent: float, answered: float) -> None:
         """A write was answered: a majority of the servers has it."""
         before = self.deadline
@@ -94,4 +98,5 @@ class Lifetime:
                 moved()
 
     def _lives_since(self, moment: float) -> None:
-        self.deadline = max(self.deadline, local_deadline(moment, self._timeout))
+        if not self.over:
+            self.deadline = max(self.deadline, local_deadline(moment, self._timeout))

@@ -301,7 +301,7 @@ class Session:
 
     def _expire(self) -> None:
         """The session is no more, or not to be used any more, and with it whatever lived in it."""
-        self.lifetime.over = True
+        self.lifetime.end()
         self._welcome, self._seen = NO_SESSION, 0
         self.lifetime = Lifetime(self._ensemble.tick)
         self.watches.clear()
@@ -309,7 +309,7 @@ class Session:
 
     async def _close(self) -> None:
         """End the session: its nodes vanish at once."""
-        self.lifetime.over = True  # what lived in it need not be left
+        self.lifetime.end()  # what lived in it need not be left
         self._servers.stop()
         self._tell_no_more()
         connection = self._connection

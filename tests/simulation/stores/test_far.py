@@ -231,6 +231,34 @@ def test_member_that_is_being_examined_is_not_left_for_one_that_was_dialled_befo
     _run(scene, process, use())
 
 
+def test_lease_is_held_no_more_when_its_session_of_zookeeper_is_being_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that dies closes its sessions, and the next one is let in, also where no answer comes."""
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)
+    scene = ZooKeeperScene(1)
+    process = Process(scene.world, "dying")
+    process.loop.wire = scene.wire
+
+    async def bug() -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=20.0) as client:
+            lease = await client.lock("name", on_lost="flag").acquire()
+            session = session_of(client)
+            assert lease.held
+            for path in scene.wire.paths_of(process):
+                path.in_blocked = True
+            session.start_soon(bug)
+            while zookeeper.Records(scene.ensemble).queue("lock", "name"):
+                await asyncio.sleep(0.001)
+            assert session.death is None
+            assert not lease.held
+
+    _run(scene, process, use())
+
+
 @pytest.mark.parametrize("one_way", [0.7, 1.5])
 @pytest.mark.parametrize(
     ("deployment", "seed"), [("single", 0), ("pair", 3), ("pooled", 12), ("pooled", 7)]
