@@ -30,7 +30,7 @@ from .connection import Connection
 from .exchange import CallFailed, Exchange, Lost
 from .identity import Acquaintance
 from .login import Login
-from .refusals import Denied, NoLeader, TokenEnded, denied, translate
+from .refusals import Denied, NotNow, TokenEnded, denied, translate
 from .ways import Way, Ways
 
 _logger = logging.getLogger("aiodlock")
@@ -487,7 +487,7 @@ class Link:
                 if isinstance(error, Denied) and not error.elsewhere:
                     self._tell_down(error)
                 elif isinstance(error, Unanswered | Denied) or (
-                    isinstance(error, NoLeader) and not self._answers.alone
+                    isinstance(error, NotNow) and not self._answers.alone
                 ):
                     self.failed(generation, error)
                 # Else there is no connection yet, or no token: what is under way goes on.

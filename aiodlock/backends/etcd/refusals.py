@@ -53,8 +53,8 @@ class Denied(BackendUnavailable):
         self.elsewhere: bool = elsewhere
 
 
-class NoLeader(BackendUnavailable):
-    """A member has lost the others, or they elect: another one may have a leader."""
+class NotNow(BackendUnavailable):
+    """A member carries nothing out for now, as it has no leader or is too busy: another one may."""
 
 
 def translate(failed: CallFailed, where: str, *, entered: bool, logs_in: bool) -> BackendError:
@@ -65,7 +65,7 @@ def translate(failed: CallFailed, where: str, *, entered: bool, logs_in: bool) -
     """
     text = str(failed)
     if isinstance(failed, NotSent):
-        return BackendUnavailable(f"{where} cannot be reached: {text}")
+        return NotNow(f"{where} cannot be reached: {text}")
     if not isinstance(failed, Status):
         return Unanswered(f"{where} did not answer: {text}")
     if failed.code == x.UNIMPLEMENTED or failed.http in (401, 403, 404):
@@ -87,7 +87,7 @@ def denied(text: str, *, entered: bool, elsewhere: bool = True) -> BackendError:
 def _of_status(code: int, text: str, where: str, *, entered: bool) -> BackendError:
     match code:
         case x.UNAVAILABLE if "no leader" in text:
-            return NoLeader(f"{where} cannot be reached: {text}")
+            return NotNow(f"{where} cannot be reached: {text}")
         case x.DEADLINE_EXCEEDED:
             return Unanswered(f"{where} did not answer in time")
         case x.NOT_FOUND if "lease not found" in text:
@@ -103,7 +103,7 @@ def _of_status(code: int, text: str, where: str, *, entered: bool) -> BackendErr
                 "how large one may be"
             )
         case x.RESOURCE_EXHAUSTED:
-            return BackendUnavailable(f"{where} is too busy: {text}")
+            return NotNow(f"{where} is too busy: {text}")
         case x.UNAUTHENTICATED:
             return TokenEnded(f"{where}: {text}")
         case x.INVALID_ARGUMENT | x.UNKNOWN if _CHANGED.search(text):

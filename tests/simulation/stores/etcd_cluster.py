@@ -27,6 +27,8 @@ from .wire import Stream, Wire
 
 #: The least that a lease is granted for, in seconds.
 LEAST_TTL = 1
+#: Instead of a status: HTTP/2 refuses the stream.
+REFUSED = -1
 _CLUSTER = 0xC1
 
 
@@ -432,7 +434,8 @@ class SimConnection(asyncio.Protocol):
         else:
             del self._calls[data[1]]
             _, _, code, text = data
-            call.end(x.Status(code, text) if code else None)
+            failed = NotSent(text) if code == REFUSED else x.Status(code, text)
+            call.end(failed if code else None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

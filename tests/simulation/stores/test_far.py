@@ -11,11 +11,12 @@ import pytest
 
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable
+from aiodlock.backends.etcd import exchange as x
 
 from ...inside import session_of
 from ..network import Path
 from ..world import Process
-from . import zookeeper
+from . import etcd_cluster, zookeeper
 from .etcd import EtcdScene
 from .postgres import PostgresScene
 from .scene import Scene
@@ -186,6 +187,35 @@ def test_holder_that_calls_nothing_leaves_a_member_of_etcd_that_has_lost_the_oth
                 path.calm()
             async with client.lock("name", timeout=60.0) as lease:
                 ensemble.cut.update(frozenset((alone, other)) for other in others)
+                await asyncio.sleep(90.0)
+                assert lease.held
+
+    _run(scene, process, use())
+
+
+@pytest.mark.parametrize("code", [x.RESOURCE_EXHAUSTED, x.UNAVAILABLE, etcd_cluster.REFUSED])
+def test_holder_that_calls_nothing_leaves_a_member_of_etcd_that_refuses_its_renewals(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reads are answered all the while, so that no call shows it."""
+    scene = EtcdScene(0)
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    renew, refusing = etcd_cluster.Member._leasekeepalive, set[str]()
+
+    def refuse(member: etcd_cluster.Member, call: etcd_cluster.Call, request: Any) -> None:
+        if scene.ensemble.address(member) not in refusing:
+            renew(member, call, request)
+        else:
+            call.end(code, "too many requests")
+
+    monkeypatch.setattr(etcd_cluster.Member, "_leasekeepalive", refuse)
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=20.0) as client:
+            async with client.lock("name", timeout=60.0) as lease:
+                link = session_of(client).backend.cluster.link  # type: ignore[attr-defined]
+                refusing.add(link.endpoint.rpartition(":")[0])
                 await asyncio.sleep(90.0)
                 assert lease.held
 
