@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiodlock import BackendUnavailable
+from aiodlock.backends import _identity
 from aiodlock.backends._identity import Known, OtherStore
-from aiodlock.backends.postgres import dialing
+from aiodlock.backends.postgres import dialing, scouts
 from aiodlock.backends.postgres.dialing import Dialer, Host, Prepared
 from aiodlock.backends.postgres.history import History
+from aiodlock.backends.postgres.scouts import Scouts
 
 _OLD, _NEW = History("7", 1, "old", 1, 100), History("7", 2, "new", 2, 100)
+_OTHER = History("8", 1, "other", 3, 100)
 
 
 class _Connection:
@@ -140,3 +144,59 @@ async def test_refusal_of_one_host_does_not_keep_waiting_who_was_let_in_by_anoth
     async with asyncio.timeout(5.0):
         assert await hosts.dial() == "2"
     assert hosts.asked == {"1": 1, "2": 1}
+
+
+async def test_another_database_that_answers_first_does_not_replace_the_known_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where the client has asked nothing for long: both of them have answered."""
+
+    async def accepts(host: str) -> None:
+        if host == "2":
+            while not hosts.made:
+                await asyncio.sleep(0.001)
+
+    hosts = Hosts(monkeypatch, accepts, lambda host: Prepared(_OTHER if host == "1" else _NEW))
+    monkeypatch.setattr(dialing, "OTHERS_WITHIN", 3600.0)
+    moment = 0.0
+    monkeypatch.setattr(_identity, "now", lambda: moment)
+    hosts.known = hosts.dialer._known = Known("db", silence=10.0, may_hold=lambda: False)
+    hosts.known.meet(_NEW, "10.0.0.2")
+    moment = 10.0
+    async with asyncio.timeout(5.0):
+        assert await hosts.dial() == "2"
+    assert hosts.known.value == _NEW
+
+
+async def test_server_that_is_connected_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asked nothing for as long as ``unavailable_after`` went over to another database that
+    its URL names, and back again after as long."""
+    moment, looks = 0.0, 0
+
+    async def connect(*_: object) -> Any:
+        connection = _Connection("2")
+        connection.is_closed = lambda: False  # type: ignore[attr-defined]
+        return connection
+
+    async def history_at(*_: object) -> History:
+        nonlocal moment, looks
+        moment, looks = moment + 1.0, looks + 1
+        if looks == 50:
+            enough.set()
+        return _OTHER
+
+    enough = asyncio.Event()
+    monkeypatch.setattr(dialing, "connect", connect)
+    monkeypatch.setattr(scouts, "history_at", history_at)
+    monkeypatch.setattr(scouts, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(_identity, "now", lambda: moment)
+    known: Known[History] = Known("db", silence=10.0, may_hold=lambda: False)
+    known.meet(_NEW, "10.0.0.1")
+    link: Any = SimpleNamespace(where="10.0.0.1", connection=object())
+    looking = Scouts("postgresql://10.0.0.1,10.0.0.2/db", link, known, lambda: None)
+    running = asyncio.create_task(looking.run())
+    async with asyncio.timeout(5.0):
+        await enough.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert known.value == _NEW

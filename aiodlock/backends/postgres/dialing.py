@@ -216,9 +216,10 @@ class Dialer:
                 self.further.reach(4, host.patience.expected)
             prepared = await self._prepare(connection, host, self.pooled)
             self.further.reach(5, host.patience.expected)
-            if self._known.value is not None and prepared.history is not None:
+            known, history = self._known, prepared.history
+            if known.value is not None and history is not None and not known.may_be_replaced:
                 # An old primary may be near, and must not cut short what a far one takes to answer.
-                self._known.meet(prepared.history, host.where)
+                known.meet(history, host.where)
             return Reached(host.where, connection, prepared)
         except BaseException:
             connection.terminate()

@@ -50,6 +50,7 @@ class Scouts:
             while True:
                 await asyncio.sleep(LOOK_EVERY * random.uniform(0.75, 1.0))
                 if self._link.where == host.where and self._link.connection is not None:
+                    self._known.heard()  # who asks it nothing must not take it for silent
                     if connection is not None:
                         connection.terminate()
                         connection = None
