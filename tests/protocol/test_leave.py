@@ -542,6 +542,15 @@ async def test_hand_off_clamps_what_a_clock_set_back_has_stretched(direct: Direc
     assert (await direct.waiters())["c"].deadline <= await direct.now() + 10_000
 
 
+async def test_clock_set_back_does_not_stretch_what_a_lost_lease_keeps_closed(
+    direct: Direct,
+) -> None:
+    await direct.acquire("a", ttl=10_000, delay=10_000)
+    await direct.set_clock_back("a", by=3_600_000)
+    assert await direct.leave("a", end="lost") == ["gone", "expired"]
+    assert (await direct.holders())["a"].deadline <= await direct.now() + 10_000
+
+
 async def test_owner_that_is_handed_a_name_has_it_for_its_next_request_too(direct: Direct) -> None:
     await direct.acquire("a")
     for id in ("b", "b2"):

@@ -158,7 +158,11 @@ if quiet then
   local text = redis.call('HGET', state, id)
   local answer, ended = 'gone gone', false
   if text then
-    answer, ended = release(decode_record(id, text))
+    local record = decode_record(id, text)
+    answer, ended = release(record)
+    if record.set_back and not ended then
+      write_record(state, record, redis.pcall) -- as whoever reads all of them
+    end
   end
   if ended then
     redis.call('HDEL', state, id)
