@@ -233,7 +233,7 @@ class Direct:
 
 def words_in(script: Script, reply: Any) -> Any:
     """Return the words of a line; other scripts answer tables."""
-    if script not in _ONCE:
+    if script not in _ONCE or not isinstance(reply, str):  # a pipeline has none yet
         return reply
     return reply.split(" ", 1) if reply.startswith("done ") else reply.split(" ")
 
