@@ -49,8 +49,9 @@ class Scouts:
         try:
             while True:
                 await asyncio.sleep(LOOK_EVERY * random.uniform(0.75, 1.0))
-                if self._link.where == host.where and self._link.connection is not None:
+                if self._link.connection is not None:
                     self._known.heard()  # who asks it nothing must not take it for silent
+                if self._link.where == host.where and self._link.connection is not None:
                     if connection is not None:
                         connection.terminate()
                         connection = None
