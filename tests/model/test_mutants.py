@@ -298,8 +298,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "an owner that holds by another request does not wait",
-        "if waiter is not None and id in self.waiters:",
-        "if False:",
+        "if id in self.waiters:\n            changed = self._join_owner",
+        "if False:\n            changed = self._join_owner",
     ),
     MachineMutant(
         "an overdue record gives its owner nothing",
