@@ -126,6 +126,7 @@ class Dialer(Generic[ConnectionT]):
                 connection = await self._dial(host, address)
         except TimeoutError as silent:
             self._silent = silent
+            self._put_last(host)  # those that have said something may be back before
             return
         except Exception as failed:
             self._failures.append(failed)

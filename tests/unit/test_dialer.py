@@ -203,3 +203,18 @@ async def test_server_that_refused_is_dialled_again_while_another_one_is_silent(
     assert (dialled.connection, dialled.host) == ("back", HOSTS[1])
     assert not dials.answers["1"].done()  # it was dialled once, and for as long as it takes
     dials.dialer.served(dialled)
+
+async def test_server_that_refused_is_dialled_next_when_a_silent_one_is_given_up() -> None:
+    """Else it would not be asked until the silent one is given up once more."""
+    dials = Dials(least=0.001, hosts=HOSTS[:2])
+    opening = asyncio.create_task(dials.dialer.open(60.0))
+    await dials.until_begun("1", "2")
+    dials.answers["2"].set_exception(ConnectionRefusedError("2"))
+    with pytest.raises(ConnectionRefusedError):
+        await opening
+    dials.dialer.patience = Patience(60.0, 60.0)
+    again = asyncio.create_task(dials.dialer.open(60.0))
+    dials.answers["1"].set_exception(TimeoutError())
+    await dials.until_begun("1", "2", "2")
+    dials.answers["2"].set_result("back")
+    dials.dialer.served(await again)
