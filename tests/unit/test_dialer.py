@@ -204,6 +204,7 @@ async def test_server_that_refused_is_dialled_again_while_another_one_is_silent(
     assert not dials.answers["1"].done()  # it was dialled once, and for as long as it takes
     dials.dialer.served(dialled)
 
+
 async def test_server_that_refused_is_dialled_next_when_a_silent_one_is_given_up() -> None:
     """Else it would not be asked until the silent one is given up once more."""
     dials = Dials(least=0.001, hosts=HOSTS[:2])
