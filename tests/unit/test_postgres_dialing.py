@@ -12,7 +12,7 @@ import pytest
 from aiodlock import BackendUnavailable
 from aiodlock.backends import _identity
 from aiodlock.backends._identity import Known, OtherStore
-from aiodlock.backends.postgres import dialing, scouts
+from aiodlock.backends.postgres import dialing, link, scouts
 from aiodlock.backends.postgres.dialing import Dialer, Host, Prepared
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.scouts import Scouts
@@ -28,6 +28,11 @@ class _Connection:
 
     def terminate(self) -> None:
         self.terminated = True
+
+    def is_closed(self) -> bool:
+        return self.terminated
+
+    def add_termination_listener(self, _: object) -> None: ...
 
 
 class Hosts:
@@ -174,9 +179,7 @@ async def test_server_that_is_connected_is_not_silent(monkeypatch: pytest.Monkey
     moment, looks = 0.0, 0
 
     async def connect(*_: object) -> Any:
-        connection = _Connection("2")
-        connection.is_closed = lambda: False  # type: ignore[attr-defined]
-        return connection
+        return _Connection("2")
 
     async def history_at(*_: object) -> History:
         nonlocal moment, looks
@@ -192,11 +195,38 @@ async def test_server_that_is_connected_is_not_silent(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_identity, "now", lambda: moment)
     known: Known[History] = Known("db", silence=10.0, may_hold=lambda: False)
     known.meet(_NEW, "10.0.0.1")
-    link: Any = SimpleNamespace(where="10.0.0.1", connection=object())
-    looking = Scouts("postgresql://10.0.0.1,10.0.0.2/db", link, known, lambda: None)
+    used: Any = SimpleNamespace(where="10.0.0.1", connection=object())
+    looking = Scouts("postgresql://10.0.0.1,10.0.0.2/db", used, known, lambda: None)
     running = asyncio.create_task(looking.run())
     async with asyncio.timeout(5.0):
         await enough.wait()
     running.cancel()
     await asyncio.wait({running})
     assert known.value == _NEW
+
+
+async def test_silence_begins_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an address that moves, another database answered at once to a client that had asked nothing
+    for long, and was believed at once."""
+    moment = 0.0
+
+    async def accepts(host: str) -> None:
+        if len(hosts.made) == 4:
+            enough.set()
+
+    hosts = Hosts(monkeypatch, accepts, lambda _: Prepared(_OTHER if moment else _NEW))
+    enough, up = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(_identity, "now", lambda: moment)
+    monkeypatch.setattr(link, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", 0.001)
+    hosts.known = hosts.dialer._known = Known("db", silence=10.0, may_hold=lambda: False)
+    kept = link.Link("db", hosts.dialer, lambda *_: up.set())
+    running = asyncio.create_task(kept.run())
+    async with asyncio.timeout(5.0):
+        await up.wait()
+        moment = 10.0
+        kept.give_up(ConnectionResetError())
+        await enough.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert hosts.known.value == _NEW

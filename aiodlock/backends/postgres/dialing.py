@@ -152,6 +152,10 @@ class Dialer:
         for host in self.hosts:
             await host.close()
 
+    def was_connected(self) -> None:
+        """The known database was there until now, though it may have been asked nothing for long."""
+        self._known.heard()
+
     async def dial(self) -> Reached:
         """Return the best connection of all hosts that let this client in."""
         silent, told = set(self.hosts), asyncio.Event()

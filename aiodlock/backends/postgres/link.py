@@ -201,6 +201,8 @@ class Link:
             self.connection = self._doubted = None
         if self.failure is None:
             self.failure = ConnectionError("the connection was lost")
+        if self.history is not None:
+            self.dialer.was_connected()
         connection.terminate()
 
     def _on_terminated(self, connection: Any) -> None:
