@@ -119,6 +119,8 @@ class Departure:
         """Leave without anybody who waits; without a task, unless it has to be repeated."""
         register = self._register
         if request.state in (LEAVING, OVER):
+            if not request.handles:
+                register.drop_hold(request)  # its session had died, and its task knows by now
             return
         if request.serial:
             register.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
@@ -151,7 +153,6 @@ class Departure:
             for serial in {*request.dropped, *request.handles[-1:]}:
                 request.end_handle(serial)
             if not request.handles:
-                self._register.drop_hold(request)
                 self.in_background(request)
 
     def give_up(self, request: Request, serial: int) -> None:

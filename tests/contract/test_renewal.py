@@ -58,6 +58,32 @@ async def test_names_that_the_dead_session_held_are_free_again(client: Client) -
             pass
 
 
+async def test_nothing_is_kept_of_a_dead_session_when_its_leases_are_over(client: Client) -> None:
+    async def block() -> None:
+        async with client.lock("x", ttl=_LONG):
+            await until_cancelled()
+
+    async def bare() -> None:
+        await client.lock("y", ttl=_LONG).acquire()
+
+    async def both() -> None:
+        await bare()
+        await block()
+
+    task = asyncio.create_task(both())
+    await until(lambda: client._core.session and len(client._core.session.requests) == 2)
+    kill(client)
+    await until_dead(client)
+    with pytest.raises(BackendError):
+        await task
+    del task
+    async with client.lock("z"):
+        pass
+    session = client._core.session
+    assert session is not None
+    await until(lambda: not session.register.holds_of, "the end of what is known")
+
+
 @pytest.mark.parametrize("turns", [0, 3, 6])
 async def test_client_that_is_left_in_the_moment_of_a_death_releases_what_it_holds(
     make_client: MakeClient, turns: int
