@@ -202,4 +202,4 @@ def capabilities(min_replicas: int) -> Capabilities:
 
 
 def _promises(answer: Any) -> bool:
-    return isinstance(answer, list) and bool(answer) and answer[0] in _PROMISES
+    return isinstance(answer, bytes) and answer.startswith(_PROMISES)
