@@ -37,7 +37,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 QUICK := -m "not long"
 
 test: $(if $(ARGS),test-suite,setup)
-	$(if $(ARGS),,$(PYTEST) --numprocesses 12 $(QUICK) --heart --ignore=tests/recipes \
+	$(if $(ARGS),,$(PYTEST) --numprocesses 8 $(QUICK) --heart --ignore=tests/recipes \
 		--ignore=tests/upgrade/test_postgres_init.py --store memory,valkey9)
 	$(if $(ARGS),,$(MAKE) test-recipes)
 
