@@ -427,10 +427,10 @@ class SimConnection(asyncio.Protocol):
         if data[0] == "message":
             try:
                 call._heard(data[2])
-            except Exception as failed:  # whoever waits for the end hears it
+            except Exception as wrong:  # whoever waits for the end hears it
                 self._calls.pop(data[1])
                 self._say("cancel", call.id)
-                call.end(failed)
+                call.end(wrong)
         else:
             del self._calls[data[1]]
             _, _, code, text = data
