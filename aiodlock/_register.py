@@ -84,8 +84,8 @@ class Register:
         self._deadlines.remove(request)
         if not self.is_dead or not request.handles:  # else its task is told of the loss, later
             self.drop_hold(request)
-        if request.on_task_end is not None:
-            request.forget_task_end()
+            if request.on_task_end is not None:
+                request.forget_task_end()
         request.leave()
         self._acquisition_ended(request)
 

@@ -59,8 +59,11 @@ async def test_names_that_the_dead_session_held_are_free_again(client: Client) -
 
 
 async def test_nothing_is_kept_of_a_dead_session_when_its_leases_are_over(client: Client) -> None:
+    goes_on, is_over = asyncio.Event(), asyncio.Event()
+
     async def block() -> None:
         async with client.lock("x", ttl=_LONG):
+            goes_on.set()
             await until_cancelled()
 
     async def bare() -> None:
@@ -68,17 +71,19 @@ async def test_nothing_is_kept_of_a_dead_session_when_its_leases_are_over(client
 
     async def both() -> None:
         await bare()
-        await block()
+        with pytest.raises(BackendError):
+            await block()
+        await is_over.wait()
 
     task = asyncio.create_task(both())
-    await until(lambda: client._core.session and len(client._core.session.requests) == 2)
+    await goes_on.wait()
     kill(client)
     await until_dead(client)
-    with pytest.raises(BackendError):
-        await task
-    del task
     async with client.lock("z"):
-        pass
+        pass  # the dead one has left what it held
+    is_over.set()
+    await task
+    del task
     session = client._core.session
     assert session is not None
     await until(lambda: not session.register.holds_of, "the end of what is known")
