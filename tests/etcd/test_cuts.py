@@ -29,6 +29,7 @@ from aiodlock.cli._doctor_etcd import examine
 
 from ..ports import free_ports
 from ..scenes import bounded, until
+from ..soak.wire import Wire
 from .conftest import Direct
 from .cuts import Cut
 from .servers import EtcdCluster, EtcdNode, find_etcd
@@ -508,6 +509,28 @@ async def test_endpoint_of_another_cluster_is_not_used(
                     assert link.endpoint == at
             assert lease.held
     assert len(_told(caplog, "other_store")) == 1
+
+
+async def test_idle_client_does_not_take_its_cluster_for_silent(
+    one_node: EtcdCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had a connection until now, though it has asked nothing for long."""
+    monkeypatch.setattr("random.randrange", lambda _: 0)  # the first of them is asked first
+    with EtcdCluster() as other:
+        async with Wire(one_node.nodes[0].port) as wire:
+            url = f"etcd://127.0.0.1:{wire.port},{other.nodes[0].endpoint}"
+            async with Client(url, unavailable_after=60.0) as client:
+                session = client._core.session
+                assert session is not None
+                link = session.backend._link  # type: ignore[attr-defined]
+                link.acquaintance._heard_at -= 100.0
+                await wire.refuse()
+                wire.cut()
+                await until(lambda: _told(caplog, "other_store") or _told(caplog, "store_replaced"))
+                await wire.heal()
+                async with client.lock("name", timeout=20.0):
+                    assert link.endpoint != other.nodes[0].endpoint
+    assert not _told(caplog, "store_replaced")
 
 
 async def test_next_session_of_a_client_knows_the_cluster_that_the_dead_one_knew(

@@ -28,6 +28,7 @@ from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
 from ..scenes import PATIENCE, bounded, takes, until, until_waiting
+from ..soak.wire import Wire
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 from .zookeeper_proxy import FrameProxy
@@ -633,6 +634,35 @@ async def test_servers_of_others_are_not_used(caplog: pytest.LogCaptureFixture) 
     told = [one for one in caplog.records if getattr(one, "event", "") == "other_store"]
     assert len(told) == 1
     assert told[0].levelno == logging.WARNING
+
+
+async def test_idle_client_does_not_take_its_servers_for_silent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had a connection until now, though its session was told of nothing for long."""
+    monkeypatch.setattr("random.shuffle", lambda hosts: None)
+    with ZooKeeperServer(tick=TICK) as server, ZooKeeperServer(tick=TICK) as foreign:
+        async with Client(
+            f"{foreign.url}?tick_time={TICK}"
+        ) as busy:  # it has seen more transactions
+            for _ in range(30):
+                async with busy.lock("name"):
+                    pass
+        async with Wire(server.port) as wire:
+            url = f"zookeeper://127.0.0.1:{wire.port},127.0.0.1:{foreign.port}?tick_time={TICK}"
+            async with Client(url, ttl=60.0, unavailable_after=60.0) as client:
+                session = client._core.session
+                assert session is not None
+                session.backend.acquaintance._heard_at -= 100.0  # type: ignore[attr-defined]
+                await wire.refuse()
+                wire.cut()
+                words = ("not the store that this client entered", "is another store than")
+                await until(lambda: any(one in caplog.text for one in words), "a word")
+                await wire.heal()
+                async with client.lock("name", timeout=20.0):
+                    pass
+    events = [getattr(one, "event", "") for one in caplog.records]
+    assert "store_replaced" not in events
 
 
 async def test_later_versions_are_left_alone() -> None:

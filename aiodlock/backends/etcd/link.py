@@ -109,6 +109,7 @@ class Link:
             examine=self._examine,
             given_up=self._on_given_up,
             unreached=self._on_unreached,
+            was_served=self.acquaintance.heard,
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()

@@ -85,6 +85,7 @@ class Ways:
         examine: Callable[[Way, Connection], Awaitable[object]],
         given_up: Callable[[Exception, int], object],
         unreached: Callable[[Exception], object] = lambda _: None,
+        was_served: Callable[[], object] = lambda: None,
     ) -> None:
         """
         :param accepted: is called when a machine has answered; whether a member does has to be seen.
@@ -93,6 +94,7 @@ class Ways:
         :param given_up: is called when an endpoint was given up, with the reason and how often all of them
             were since the last answer.
         :param unreached: is told why an endpoint could not be reached; others may still be dialled.
+        :param was_served: is called when a connection is not used any more that was examined.
         """
         self.present: Way | None = None
         self.generation: int = 0
@@ -103,6 +105,7 @@ class Ways:
         self._connected = connected
         self._examine = examine
         self._given_up = given_up
+        self._was_served = was_served
         hosts = [_host(endpoint) for endpoint in endpoints]
         first = random.randrange(len(hosts))
         self._dialer = Dialer(
@@ -166,6 +169,7 @@ class Ways:
                     (cast("asyncio.Future[object]", connection.over), way.over),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                self._was_served()
                 if connection.over.done():
                     self.switch(way, Unanswered(f"{self.where(way)}: {connection.over.result()}"))
             except BackendError as failed:

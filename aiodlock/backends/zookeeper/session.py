@@ -280,6 +280,7 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._seen = connection.last_zxid
+            self._acquaintance.heard()  # though nothing may have been told for long
             self._servers.lost(connection)
         self._up.clear()
         self._down_since = now()
