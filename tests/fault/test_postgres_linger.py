@@ -129,7 +129,8 @@ async def test_recall_that_is_not_heard_is_told_by_the_next_extension(
         async with other.lock(NAME, timeout=PATIENCE):
             assert not session.lingering.kept
             await until(lambda: not session.requests)
-    assert [message.split(" ")[0] for message in dropped] == ["recall"]
+    # An empty one asks whether notifications come at all.
+    assert [message.split(" ")[0] for message in dropped if message] == ["recall"]
 
 
 async def test_recall_is_lost_with_the_connection_that_listens(server: PostgresServer) -> None:

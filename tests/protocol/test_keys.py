@@ -179,7 +179,7 @@ async def test_token_is_remembered_until_its_own_time_is_over(direct: Direct) ->
     await direct.redis.set(direct.keys.token, ahead, px=100)
     await direct.acquire("a")
     left = await direct.redis.pttl(direct.keys.token)
-    assert 600_000 + RETENTION - 1_000 <= left <= 600_000 + RETENTION + 1_000
+    assert 600_000 + RETENTION - 1_000 <= left <= 600_000 + RETENTION + 2_000
 
 
 async def test_token_is_never_forgotten_earlier_than_promised_before(direct: Direct) -> None:

@@ -470,10 +470,16 @@ class Name:
     # -- tokens ------------------------------------------------------------------------------------
 
     def _next_token(self) -> int:
-        token, left = self._now_us, -2
+        self._touch(True)
+        token, keep, left = self._now_us, self._retention, -1
         if self.token is not None:
-            token, left = max(self.token + 1, token), self.token_until - self._now
-        self._keep_token(token, left)
+            left = self.token_until - self._now
+            if self.token >= token:
+                token = self.token + 1
+                keep += -(-token // 1000) - self._now
+        self.token = token
+        if left < keep:  # a second longer than it has to be, so that few tokens touch it
+            self.token_until = self._now + keep + 1000
         return token
 
     def _take_wanted(self, wanted: int) -> int:

@@ -127,13 +127,13 @@ def handler(*_):
 
 
 signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, off)
 try:
+    signal.setitimer(signal.ITIMER_REAL, off)
     with locks.lock("x", timeout=3):
         pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
 except Raised:
     pass
-signal.setitimer(signal.ITIMER_REAL, 0)
 with locks.lock("x", timeout=5):
     pass
 assert [one.name for one in threading.enumerate()].count("aiodlock.sync") == 1
