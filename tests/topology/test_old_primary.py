@@ -72,7 +72,7 @@ def _knows(node: Node, name: str) -> bool:
 
 
 async def test_holder_at_an_old_primary_that_lives_is_told_when_another_is_named(
-    service: SentinelService, make_client: MakeClient
+    service: SentinelService, make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Behind a cut network it goes on as a primary for ever, and this lease would be extended there."""
     first = await make_client()
@@ -87,6 +87,7 @@ async def test_holder_at_an_old_primary_that_lives_is_told_when_another_is_named
         assert (await lease.wait_lost()).reason in ("gone", "taken_over")
     assert is_held(successor)
     await until(lambda: _ports(first) == {new.port}, "all connections at the new primary")
+    assert f"Sentinel names 127.0.0.1:{new.port} as the primary now" in caplog.text
     await successor.release()
     with pytest.raises(aiodlock.LockLost):
         await lease.release()

@@ -22,14 +22,12 @@ from ..._model import Capabilities
 from ..base import Unanswered
 from .link import Link
 from .refusals import ReplyError
+from .replies import promises
 from .wire import Reader, Wire, fail
 
 #: For how long a batch waits for the replicas, at most, in seconds.
 LONGEST_WAIT = 0.5
 _ASK_AGAIN = 0.05
-#: Answers that promise something. A refusal or a loss needs no confirmation.
-_PROMISES = (b"granted", b"held", b"recalled", b"waiting")
-
 _Asked = tuple[bytes, Reader]
 _Answer = tuple["asyncio.Future[Any]", Reader]
 
@@ -84,7 +82,7 @@ class ReplicatedWire:
         for answer, reply in answers:
             # Replies come in order, so all are here; if the connection was lost, all know that.
             error = answer.exception()
-            if error is None and shortage is not None and _promises(answer.result()):
+            if error is None and shortage is not None and promises(answer.result()):
                 error = shortage()
             if reply.done():
                 continue
@@ -199,7 +197,3 @@ def capabilities(min_replicas: int) -> Capabilities:
         once=True,
         linger=True,
     )
-
-
-def _promises(answer: Any) -> bool:
-    return isinstance(answer, bytes) and answer.startswith(_PROMISES)

@@ -46,11 +46,19 @@ def for_people(words: bytes) -> dict[str, str]:
     return {"note": unquote(found.get("n", "")), "description": unquote(found.get("d", ""))}
 
 
+_PROMISES = (b"granted ", b"held ", b"recalled ", b"waiting ")
+
+
 def words_in(reply: Any) -> list[Any]:
     """Return the words of the line that acquire, extend or leave answers; a result on record is one."""
     if not isinstance(reply, bytes):
         raise wrong_shape("script", reply)
     return reply.split(b" ", 1 if reply.startswith(b"done ") else -1)
+
+
+def promises(reply: Any) -> bool:
+    """Tell whether an answer promises something. A refusal or a loss does not."""
+    return isinstance(reply, bytes) and reply.startswith(_PROMISES)
 
 
 def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
