@@ -312,7 +312,7 @@ class Acquiring:
         while True:
             # No coroutine around the wait, and nothing kept meanwhile: thousands may wait.
             if isinstance(await self._ask(started, wait=True), Waiting):
-                woken, deadlocks = self._begin_waiting()
+                woken, deadlocks = self._begin_waiting(started)
                 try:
                     await woken
                 finally:
@@ -337,10 +337,10 @@ class Acquiring:
                 await late.pause(self._name, self._terms.ttl, session.unavailable_after)
             started = now()
 
-    def _begin_waiting(self) -> tuple[Woken, Deadlocks | None]:
+    def _begin_waiting(self, asked_at: float) -> tuple[Woken, Deadlocks | None]:
         """Return what wakes its task, and who is to be told of the end of the wait."""
         request, session = self._request, self._session
-        request.queue()
+        request.queue(asked_at)
         request.woken = woken = Woken(loop=session.loop)
         woken.slices, woken.cancelled_with = session.slices, None
         if request.task is not None and session.bodies.of(request.task()):

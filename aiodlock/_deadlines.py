@@ -165,5 +165,5 @@ def _due(request: Request) -> float:
     if request.state is KEPT:
         return min(request.kept_until, request.ends_at)
     if request.state is WAITING:
-        return request.queued_at + _LONG_WAIT * request.ttl
+        return request.asked_at + _LONG_WAIT * request.ttl
     return NEVER

@@ -216,7 +216,7 @@ class Deadlocks:
             if task is not None and self._is_open_above(request, task):
                 self._telling.waits_for_parent(request)
             return
-        arrived = time.time() - (now() - request.queued_at)
+        arrived = time.time() - (now() - request.asked_at)
         wait = Wait(
             request.id,
             request.name,

@@ -82,7 +82,7 @@ OVER: Final = State.OVER
 class Request(Hold):
     """Mutable state of one request on this side. It listens to its place, and tells ``Events``.
 
-    ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
+    ``state``, ``token``, ``granted_at``, ``asked_at``, ``ttl`` (of its extensions), ``patient`` (it waits
     without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
     ``unanswered`` (why the last message had no answer), ``woken`` (the future of the waiting task),
     ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that), ``reason``
@@ -105,6 +105,7 @@ class Request(Hold):
 
     __slots__ = (
         "alarm",
+        "asked_at",
         "events",
         "failure",
         "granted_at",
@@ -118,7 +119,6 @@ class Request(Hold):
         "owner",
         "patient",
         "place",
-        "queued_at",
         "reason",
         "state",
         "terms",
@@ -145,7 +145,7 @@ class Request(Hold):
     owner: str
     patient: bool
     place: Place
-    queued_at: float
+    asked_at: float
     reason: LossReason | None
     state: State
     terms: Terms
@@ -181,7 +181,7 @@ class Request(Hold):
         self.may_linger = terms.linger > 0.0
         self.kept_until = 0.0
         self.token = 0
-        self.granted_at = self.queued_at = 0.0
+        self.granted_at = self.asked_at = 0.0
         self.lost_handles = ()
         self.unanswered = ""
         self.woken = self.left = self.reason = self.failure = None
@@ -239,11 +239,11 @@ class Request(Hold):
         self.terms, self.options = terms, options
         self.granted_at = moment
 
-    def queue(self) -> None:
-        """The store has queued it: ASKING → WAITING."""
+    def queue(self, asked_at: float) -> None:
+        """The store has queued it: ASKING → WAITING. It was asked before, so before who saw it there."""
         assert self.state is ASKING, self
         self.state = WAITING
-        self.queued_at = now()
+        self.asked_at = asked_at
 
     def unqueue(self) -> None:
         """The store has forgotten it, or granted it too late: WAITING → ASKING. Its task begins again."""

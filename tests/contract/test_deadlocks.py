@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 import aiodlock
+from aiodlock._acquire import Acquiring
 from aiodlock._clock import now
 from aiodlock._cycles import Cycle
+from aiodlock._model import Waiting
 from aiodlock._request import Request
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, stalls, until, until_held, until_waiting
+from ..servers import MEMORY
 
 AFTER = 0.3
 
@@ -110,6 +113,40 @@ async def test_the_youngest_of_three_gives_up(make_client: MakeClient) -> None:
     assert older == [None, None]
     assert youngest is not None
     assert sorted(member[0] for member in youngest.cycle) == names
+
+
+@pytest.mark.stores(MEMORY)
+async def test_who_asked_first_is_the_older_one_though_its_answer_came_later(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both, queued = asyncio.Barrier(2), asyncio.Event()
+    ask = Acquiring._ask
+
+    async def answered_late(self: Acquiring, started: float, *, wait: bool) -> object:
+        answer = await ask(self, started, wait=wait)
+        if isinstance(answer, Waiting) and self._name == "b":
+            await queued.wait()
+        return answer
+
+    async def younger() -> None:
+        async with two.lock("b"):
+            await both.wait()
+            await until_waiting(two, "b")
+            with pytest.raises(aiodlock.DeadlockError):
+                async with two.lock("a"):
+                    raise AssertionError("it is held")
+
+    async def answer() -> None:
+        await until_waiting(two, "a")
+        queued.set()
+
+    monkeypatch.setattr(Acquiring, "_ask", answered_late)
+    async with asyncio.timeout(PATIENCE):
+        first, *_ = await asyncio.gather(
+            take(one.lock("a"), one.lock("b"), both), younger(), answer()
+        )
+    assert first is None
 
 
 async def test_two_tasks_of_one_client(make_client: MakeClient) -> None:
