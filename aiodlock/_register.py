@@ -22,8 +22,8 @@ Holds: TypeAlias = dict[tuple[Kind, str, int], list[Request]]
 
 class Register:
     """Mutable state: ``requests`` (by id, from before the first message until the leave is confirmed),
-    ``is_dead`` (the session has died: what a task has lost stays on its list until it is told), ``removed``
-    (set whenever one has gone), ``holds_of`` (each task, of a name).
+    ``is_dead`` (the session has died: what a task has lost stays on its list until it is told),
+    ``holds_of`` (each task, of a name), ``_removed`` (set when the next one has gone, if anybody waits).
 
     :param acquisition_ended: called when an acquisition of a request has ended, or its wait.
     :param holds: of the session before this one: a task is told what it has lost there.
@@ -38,11 +38,11 @@ class Register:
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.is_dead: bool = False
-        self.removed: asyncio.Event = asyncio.Event()
         self.holds_of: Holds = {} if holds is None else holds
         self._telling = telling
         self._deadlines = deadlines
         self._acquisition_ended = acquisition_ended
+        self._removed: asyncio.Event | None = None
 
     # -- what tasks hold -----------------------------------------------------------------------------
 
@@ -95,12 +95,25 @@ class Register:
             return  # its leave was on its way twice, see ``Departure.again``
         request.end()
         self.requests.pop(request.id, None)
-        self.removed.set()
+        if self._removed is not None:
+            self.end_wait()
 
     def remove_unawaited(self, request: Request) -> None:
         """The same, after a leave that no caller waits for."""
         self.remove(request)
         self._telling.released(request)
+
+    async def removal(self) -> None:
+        """Wait until the next one has gone, or ``end_wait`` is called."""
+        if self._removed is None:
+            self._removed = asyncio.Event()
+        await self._removed.wait()
+
+    def end_wait(self) -> None:
+        """Let those go on who wait for a removal."""
+        removed, self._removed = self._removed, None
+        if removed is not None:
+            removed.set()
 
     # -- losses --------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class Session(Home):
         except Exception as error:
             self._die(error)
         finally:
-            self.register.removed.set()  # who waits for leaves sees that nothing is sent any more
+            self.register.end_wait()  # who waits for leaves sees that nothing is sent any more
             if self.death is None and not self._stopping:
                 # Cancelled by somebody who cancels every task of the loop: it is as dead.
                 self._was_cancelled = True
@@ -224,8 +224,7 @@ class Session(Home):
                 # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
                 with anyio.move_on_after(1.0):
                     while any(request.state is LEAVING for request in self.requests.values()):
-                        self.register.removed.clear()
-                        await self.register.removed.wait()
+                        await self.register.removal()
             if self.is_running:
                 await self.backend.settle()
         finally:
@@ -267,10 +266,9 @@ class Session(Home):
                     return
                 give_up_at = min(give_up_at, now() + _COME_BACK)
                 self._come_back()
-            self.register.removed.clear()
             try:
                 async with asyncio.timeout(give_up_at - now()):
-                    await self.register.removed.wait()
+                    await self.register.removal()
             except TimeoutError:
                 return
 

@@ -15,7 +15,7 @@ from .keys import keys_of, name_of
 from .messages import Call, Channels, Messages
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
-from .replies import grants_of, left_of, outcome_of, words_in
+from .replies import grants_of, left_in, outcome_of
 from .scripts import ACQUIRE, EXTEND, LEAVE
 from .server import Server
 from .wire import Awaited, Wire
@@ -41,7 +41,7 @@ class Calls:
     """Acquire, extend and leave on one server; each as ``Backend`` says."""
 
     def __init__(self, server: Server, channels: Channels) -> None:
-        self._server = server
+        self.server: Server = server
         self._channels = channels
         #: Who is told of grants, while the server's connections are kept up.
         self.listener: Notices | None = None
@@ -56,7 +56,7 @@ class Calls:
     async def acquire(
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
-        server = self._server
+        server = self.server
         link = server.granting
         wire = link.wire or await link.wait_up(hurry=not wait)
         request.sent_on = wire
@@ -94,7 +94,7 @@ class Calls:
     def extend(
         self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
-        wire = self._server.granting_wire
+        wire = self.server.granting_wire
         if wire is None:
             return [Outcome(self._unreachable)] * len(batch)
         return [self._extend(wire, request, length) for request, length in batch]
@@ -109,13 +109,13 @@ class Calls:
         return extension
 
     async def _unreachable(self) -> Granted | Waiting | Gone:
-        raise self._server.unreachable()
+        raise self.server.unreachable()
 
     async def extend_again(
         self, wire: Wire | ReplicatedWire, refused: ReplyError, packed: bytes
     ) -> Any:
         """Repeat an extension that was refused, if the server has forgotten the script."""
-        return await self._server.run_again(wire, refused, Call(EXTEND, packed))
+        return await self.server.run_again(wire, refused, Call(EXTEND, packed))
 
     def on_extended(self, request: StoreRequest, answer: object) -> None:
         if isinstance(answer, Waiting) or (request.lingers and isinstance(answer, Granted)):
@@ -130,7 +130,7 @@ class Calls:
         if record is not None:
             self._channels.on_leaving(request)
             return await self._leave_by(self.messages.record(request, *record))
-        link = self._server.link
+        link = self.server.link
         wire = link.wire
         if wire is None:
             started = now()
@@ -138,25 +138,25 @@ class Calls:
             if within is not None:
                 within = max(0.001, within - (now() - started))
         packed = self._leaving(request, wire)
-        release, sent = Awaited(self._on_left), now()
-        wire.put(packed, release, within=within)
+        release = Awaited(self._on_left)
+        give_up_at = wire.put(packed, release, within=within)
         try:
             reply = await release.answered
         except ReplyError as refused:
             if within is not None:
-                within = max(0.001, within - (now() - sent))
+                within = max(0.001, give_up_at - asyncio.get_running_loop().time())
             call = Call(LEAVE, packed)
-            reply = await self._server.run_again(wire, refused, call, within, self._on_left)
+            reply = await self.server.run_again(wire, refused, call, within, self._on_left)
         finally:
             del release  # as in `Server.result`
-        return left_of(words_in(reply))
+        return left_in(reply)
 
     async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         keys = keys_of(self._prefix, *name_of(where))
         return await self._leave_by(self.messages.leave_unknown(request_id, keys, final))
 
     async def _leave_by(self, call: Call) -> Left:
-        return left_of(words_in(await self._server.run_call(call, on_read=self._on_left)))
+        return left_in(await self.server.run_call(call, on_read=self._on_left))
 
     def leave_later(
         self,
@@ -165,7 +165,7 @@ class Calls:
         *,
         lost: bool = False,
     ) -> bool:
-        wire = self._server.wire
+        wire = self.server.wire
         if wire is None:
             return False
 
@@ -173,13 +173,13 @@ class Calls:
             if not isinstance(result, BackendError):
                 self._on_left(result)
                 try:
-                    result = left_of(words_in(result))
+                    result = left_in(result)
                 except BackendError as wrong:
                     result = wrong
             done(result)
 
         call = Call(LEAVE, self._leaving(request, wire))
-        self._server.call(wire, call, on_result, later=True)
+        self.server.call(wire, call, on_result, later=True)
         return True
 
     def _leaving(self, request: StoreRequest, wire: Wire) -> bytes:
@@ -198,13 +198,13 @@ class Calls:
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         keys = keys_of(self._prefix, request.kind, request.name)
-        self._server.watch(keys.state, request.id, watching)
+        self.server.watch(keys.state, request.id, watching)
 
     def announce(self, kind: str, name: str) -> None:
-        self._server.announce(keys_of(self._prefix, kind, name).changes)
+        self.server.announce(keys_of(self._prefix, kind, name).changes)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        return self._server.observe(keys_of(self._prefix, kind, name).changes, changed)
+        return self.server.observe(keys_of(self._prefix, kind, name).changes, changed)
 
 
 class Outcome:

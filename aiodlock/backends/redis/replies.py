@@ -87,6 +87,13 @@ def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
     raise wrong_shape("script", reply)
 
 
+def left_in(reply: Any) -> Left:
+    """Read the line that leave answers."""
+    if reply == b"released":  # as mostly
+        return _RELEASED
+    return left_of(words_in(reply))
+
+
 def left_of(reply: Any) -> Left:
     match reply:
         case [b"released", *_]:  # what was granted thereby is read as it arrives

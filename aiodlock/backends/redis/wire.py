@@ -21,6 +21,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from ..._agenda import NEVER
 from ..._patience import Patience
 from ..base import Unanswered
 from .refusals import ReplyError
@@ -136,7 +137,7 @@ class Wire:
         patience: Patience,
         on_message: Callable[[Any], None] | None = None,
         *,
-        longest: float = float("inf"),
+        longest: float = NEVER,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
@@ -181,17 +182,19 @@ class Wire:
         *,
         later: bool = False,
         within: float | None = None,
-        lease: float = float("inf"),
+        lease: float = NEVER,
         urgent: bool = False,
-    ) -> None:
+    ) -> float:
         """Send one command in RESP, and give its reply to ``reader``; see ``send_packed``.
+
+        Return until when that is waited for, on the loop's clock.
 
         :param lease: how long the lease is that hangs on it (seconds).
         :param urgent: it passes the commands that wait until fewer are on their way.
         """
         if self.lost.done():
             self._fail(reader, Unanswered("the connection is closed"))
-            return
+            return 0.0
         out, waiting = self._out, self._waiting
         if self._watchdog is None:
             self._watch_anew()
@@ -210,13 +213,16 @@ class Wire:
             waiting.append(reader)
             if self._to_time:
                 self._timed, self._to_time = (reader, self._loop.time()), False
-        if within is not None:
-            self._limited.append((self._loop.time() + within, reader))
-            if self._limit is None:
-                self._limit = self._loop.call_later(within, self._on_limit)
         if lease < self._lease:
             self._lease = lease
             self._watch_anew()
+        if within is None:
+            return NEVER
+        until = self._loop.time() + within
+        self._limited.append((until, reader))
+        if self._limit is None:
+            self._limit = self._loop.call_at(until, self._on_limit)
+        return until
 
     def _fail(self, reader: Reader, error: Exception) -> None:
         if isinstance(reader, Callback):
@@ -349,7 +355,7 @@ class TransportWire(Wire, asyncio.Protocol):
         patience: Patience,
         on_message: Callable[[Any], None] | None = None,
         *,
-        longest: float = float("inf"),
+        longest: float = NEVER,
     ) -> None:
         super().__init__(patience, on_message, longest=longest)
         self._paused = False
@@ -432,7 +438,7 @@ class DriverWire(Wire):
         patience: Patience,
         on_message: Callable[[Any], None] | None = None,
         *,
-        longest: float = float("inf"),
+        longest: float = NEVER,
     ) -> None:
         super().__init__(patience, on_message, longest=longest)
         self._connection = connection
@@ -464,7 +470,7 @@ def open_wire(
     patience: Patience,
     on_message: Callable[[Any], None] | None = None,
     *,
-    longest: float = float("inf"),
+    longest: float = NEVER,
 ) -> Wire:
     """Take over a connected redis-py connection."""
     writer = connection._writer
