@@ -52,7 +52,12 @@ def main() -> None:
     )
     parser.add_argument("--waiters", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--collector", choices=("on", "off"), default="on", help="Python's")
+    parser.add_argument(
+        "--collector",
+        choices=("on", "off", "seldom"),
+        default="on",
+        help="Python's; seldom: frozen and tuned as docs/how-to/checklist.md says",
+    )
     options = parser.parse_args()
     pythons = {"this tree": sys.executable}
     if options.against:

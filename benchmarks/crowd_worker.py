@@ -210,6 +210,9 @@ async def main(url: str, number: int, profiled: bool) -> None:
     assert isinstance(loop, Loop)
     crowd = Crowd(number, profiled)
     names = [f"crowd:{n}" for n in range(number)]
+    if gc.get_threshold()[2] > 10:
+        gc.collect()
+        gc.freeze()
     lost = await of_aiodlock(crowd, loop, url, names)
     await of_asyncio(crowd, loop)
     json.dump({"lost": lost, "phases": crowd.found}, sys.stdout)
@@ -219,7 +222,10 @@ if __name__ == "__main__":
     where, how_many, collector, what = sys.argv[1:]
     logging.disable(logging.CRITICAL)  # losing the leases of a client that is left is no news here
     gc.callbacks.append(turns.on_collector)
-    (gc.enable if collector == "on" else gc.disable)()
+    if collector == "off":
+        gc.disable()
+    elif collector == "seldom":
+        gc.set_threshold(700, 10, 1000)
     if what == "calls":
         count_callbacks()
     with asyncio.Runner(loop_factory=lambda: Loop(Selector())) as runner:
