@@ -178,7 +178,7 @@ class Acquiring:
         for request in bodies:
             if request.name == self._name and request.terms.kind == self._terms.kind:
                 self._session.register.lose_if_overdue(request)
-                if request.reason is not None:
+                if request.loss is not None:
                     raise request.error()
                 if request.terms.kind == "once" and request.handles:
                     raise DeadlockError(
@@ -328,7 +328,8 @@ class Acquiring:
             session.check_usable()
             # No time left, or broken before we ran, or the server has forgotten the request: begin again at
             # the end.
-            too_late = request.place.token != 0 and request.reason != "broken"
+            broken = request.loss is not None and request.loss.reason == "broken"
+            too_late = request.place.token != 0 and not broken
             self._begin_again()
             if too_late:
                 self._failures += 1  # at a timeout it is the store that is to blame

@@ -43,8 +43,8 @@ class Acquisition(Body):
         request = self.request
         if self.held:
             state = f"held, {self.remaining():.1f} s left"
-        elif request.reason is not None and self.serial in request.lost_handles:
-            state = f"lost: {request.reason}"
+        elif (loss := request.loss) is not None and self.serial in loss.handles:
+            state = f"lost: {loss.reason}"
         else:
             state = "released"
         return f"<Lease {request.name!r} {request.terms.mode} token={request.token} {state}>"
@@ -94,7 +94,7 @@ class Acquisition(Body):
                 return request.overdue_error()
         else:
             session.register.lose_if_overdue(request)
-        return request.error() if self.serial in request.lost_handles else self.not_held()
+        return request.error() if request.has_lost(self.serial) else self.not_held()
 
     def not_held(self) -> NotHeld:
         """Return what a second release raises."""
@@ -134,9 +134,9 @@ class Acquisition(Body):
         request, session, serial = self.request, self.session, self.serial
         session.register.lose_if_overdue(request)
         if serial not in request.handles:  # released inside the body
-            return request.error() if serial in request.lost_handles else None
+            return request.error() if request.has_lost(serial) else None
         if not _ends_hold(session, request, serial):
-            return request.error() if request.reason is not None else None
+            return request.error() if request.loss is not None else None
         if not request.options.confirm_release or not wait:
             session.departure.in_background(request)
             session.telling.released(request)
@@ -159,7 +159,7 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
     """End one acquisition, in the caller's task; see ``Lease.release``."""
     session.register.lose_if_overdue(request)
     if not _ends_hold(session, request, serial):
-        if request.reason is not None:
+        if request.loss is not None:
             raise request.error()
         return
     left = await session.departure.until_deadline(request, serial)
@@ -171,7 +171,7 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
 def _ends_hold(session: Session, request: Request, serial: int) -> bool:
     """End one acquisition; return whether the store has to be left for it now, by the caller."""
     last = request.end_handle(serial)
-    if request.reason is not None:
+    if request.loss is not None:
         if last:
             session.departure.in_background(request)
         return False

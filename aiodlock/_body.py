@@ -99,7 +99,7 @@ class Body:
                 deadlocks.left_block(task)
         if loss is None and loss_alone:
             # Its own was released inside the body, and what else the task had of it was lost.
-            lost = (block.request for block in entered if block.request.reason is not None)
+            lost = (block.request for block in entered if block.request.loss is not None)
             loss = next((request.error() for request in lost), None)
         if loss is not None:
             if not loss_alone and isinstance(exc, asyncio.CancelledError):

@@ -149,7 +149,8 @@ class Departure:
     def report(self, lost: list[Request]) -> None:
         """A task is told that it has lost these, and releases them thereby."""
         for request in lost:
-            request.reported = True
+            if request.loss is not None:
+                request.loss.reported = True
             for serial in {*request.dropped, *request.handles[-1:]}:
                 request.end_handle(serial)
             if not request.handles:

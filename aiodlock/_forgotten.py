@@ -49,7 +49,8 @@ class Forgotten:
         if serial not in request.handles:
             return
         task = request.task() if request.task is not None else None
-        if task is None or task.done() or request.reported:
+        reported = request.loss is not None and request.loss.reported
+        if task is None or task.done() or reported:
             self._forget(request, serial)
             return
         request.dropped += (serial,)

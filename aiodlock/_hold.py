@@ -14,11 +14,10 @@ class Hold:
     """The part of a request that leases need.
 
     Mutable state: ``handles`` (serials of the leases not released; ``serial`` is the last), ``dropped``
-    (those of them whose ``Lease`` nobody references any more), ``reported`` (its task was told of the loss
-    by ``Lock.release``), ``armed`` (what cancels the body, per task that is in a block), ``watchers``
-    (futures of those who wait for the loss), ``on_task_end`` (watches for the end of the task while there
-    are dropped handles), ``scope`` (what cancelled the body of a lease that lingers, for the next one of
-    the same task). ``task`` and ``task_id`` tell whose it is.
+    (those of them whose ``Lease`` nobody references any more), ``armed`` (what cancels the body, per task
+    that is in a block), ``watchers`` (futures of those who wait for the loss), ``on_task_end`` (watches for
+    the end of the task while there are dropped handles), ``scope`` (what cancelled the body of a lease that
+    lingers, for the next one of the same task). ``task`` and ``task_id`` tell whose it is.
     """
 
     __slots__ = (
@@ -27,7 +26,6 @@ class Hold:
         "dropped",
         "handles",
         "on_task_end",
-        "reported",
         "scope",
         "serial",
         "task",
@@ -44,7 +42,6 @@ class Hold:
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: tuple[int, ...] = ()
         self.dropped: tuple[int, ...] = ()
-        self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0
         self.belongs_to(task)

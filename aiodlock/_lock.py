@@ -120,7 +120,7 @@ class Acquirable:
                 if session.register.is_live(request):
                     await release_handle(session, request, request.handles[-1])
                     return
-                if not request.reported:
+                if request.loss is not None and not request.loss.reported:
                     lost.append(request)
         if lost:
             error = lost[0].error()

@@ -341,9 +341,9 @@ class Acquisitions(Body):
         """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
         is raised inside a block on it, and else counts no more.)"""
         return all(
-            one.request.terms.auto_extend and one.request.reason != "max_hold"
+            one.request.terms.auto_extend and loss.reason != "max_hold"
             for one in self.all
-            if one.request.reason is not None and not one.request.handles
+            if (loss := one.request.loss) is not None and not one.request.handles
         )
 
     def _end(self) -> None:

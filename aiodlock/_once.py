@@ -158,9 +158,9 @@ class OnceAcquisition(Acquisition):
             return await super().leave(wait=wait)
         request, session = self.request, self.session
         session.register.lose_if_overdue(request)
-        if self.is_over and request.reason is None:
+        if self.is_over and request.loss is None:
             raise self.not_held()
-        if request.reason is not None:
+        if request.loss is not None:
             return await super().leave(wait=wait)
         request.end_handle(self.serial)
         try:

@@ -148,7 +148,7 @@ class Register:
         """Return why that acquisition was lost, and let it stay lost: who acts on it must be right, though
         an extension may be answered in that moment."""
         self.lose_if_overdue(request)
-        return request.loss_of(serial)
+        return request.lost if request.has_lost(serial) else None
 
     def is_live(self, request: Request) -> bool:
         """Whether the request holds at this moment. What is overdue is marked as lost."""

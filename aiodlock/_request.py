@@ -5,8 +5,7 @@ Decide first, do the I/O after: everything here is synchronous. Nobody else assi
 What holds at every moment (``check`` asserts it):
 
 - A request is granted once at most: ``token`` and ``granted_at`` are set when it becomes HELD, and stay.
-- A request that was lost has a ``reason``; one that asks, waits, holds or is kept has none.
-- Its loss is that of the acquisitions that were not released then, and of no other.
+- A request that was lost has a ``Loss``; one that asks, waits, holds or is kept has none.
 - A request that is kept has no handles and no armed bodies.
 - Only what has been granted has handles, and armed bodies.
 - Only a request that waits has a task to wake.
@@ -58,6 +57,27 @@ class Events:
     extension_failed: Callable[[Request, Exception], object]
 
 
+class Loss:
+    """Why a lease was lost, and of which acquisitions: of those that were not released then, and no other.
+
+    Mutable state: ``reported`` (its task was told by ``Lock.release``), ``told_to`` (which functions of
+    threads were told).
+
+    :param failure: what bodies get instead of ``LockLost``.
+    """
+
+    __slots__ = ("failure", "handles", "reason", "reported", "told_to")
+
+    def __init__(
+        self, reason: LossReason, handles: tuple[int, ...], failure: BackendError | None = None
+    ) -> None:
+        self.reason: LossReason = reason
+        self.handles: tuple[int, ...] = handles
+        self.failure: BackendError | None = failure
+        self.reported: bool = False
+        self.told_to: list[Callable[[LockLost], object]] = []
+
+
 class State(Enum):
     ASKING = "asking"  # not acknowledged yet
     WAITING = "waiting"
@@ -85,13 +105,11 @@ class Request(Hold):
     ``state``, ``token``, ``granted_at``, ``asked_at``, ``ttl`` (of its extensions), ``patient`` (it waits
     without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
     ``unanswered`` (why the last message had no answer), ``woken`` (the future of the waiting task),
-    ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that), ``reason``
-    (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``), ``told`` (what hooks
-    were told of the lease, until they are told its end), ``alarm`` (its entry among the deadlines),
-    ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
-    ended; a recall ends that), ``kept_until``, ``lost_handles`` (what the loss was the loss of: the handles
-    of that moment), ``told_to`` (which functions of threads were told of it; set with the loss), and what a
-    ``Hold`` has.
+    ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that), ``loss``
+    (of the lease, if it was lost), ``told`` (what hooks were told of the lease, until they are told its
+    end), ``alarm`` (its entry among the deadlines), ``used`` (its body has begun, or may have),
+    ``may_linger`` (its lease may be kept when its body has ended; a recall ends that), ``kept_until``, and
+    what a ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -107,24 +125,21 @@ class Request(Hold):
         "alarm",
         "asked_at",
         "events",
-        "failure",
         "granted_at",
         "id",
         "inside",
         "kept_until",
         "left",
-        "lost_handles",
+        "loss",
         "may_linger",
         "options",
         "owner",
         "patient",
         "place",
-        "reason",
         "state",
         "terms",
         "token",
         "told",
-        "told_to",
         "ttl",
         "unanswered",
         "used",
@@ -133,25 +148,22 @@ class Request(Hold):
 
     alarm: list[Any] | None
     events: Events
-    failure: BackendError | None
     granted_at: float
     id: str
     inside: tuple[Block, ...]
     kept_until: float
     left: asyncio.Future[None] | None
-    lost_handles: tuple[int, ...]
+    loss: Loss | None
     may_linger: bool
     options: LockOptions
     owner: str
     patient: bool
     place: Place
     asked_at: float
-    reason: LossReason | None
     state: State
     terms: Terms
     token: int
     told: RequestInfo | None
-    told_to: list[Callable[[LockLost], object]]
     ttl: float
     unanswered: str
     used: bool
@@ -182,10 +194,8 @@ class Request(Hold):
         self.kept_until = 0.0
         self.token = 0
         self.granted_at = self.asked_at = 0.0
-        self.lost_handles = ()
         self.unanswered = ""
-        self.woken = self.left = self.reason = self.failure = None
-        self.told = self.alarm = None
+        self.woken = self.left = self.loss = self.told = self.alarm = None
         self.place = backend.place(terms, request_id, owner, self)
 
     def __repr__(self) -> str:
@@ -256,7 +266,11 @@ class Request(Hold):
         if self.state is HELD and serial in self.handles and now() >= self.ends_at:
             # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
             return self.overdue_error()
-        return self.lost if serial in self.lost_handles else None
+        return self.lost if self.has_lost(serial) else None
+
+    def has_lost(self, serial: int) -> bool:
+        """Whether it is marked that this acquisition was lost."""
+        return self.loss is not None and serial in self.loss.handles
 
     def lose(
         self,
@@ -271,9 +285,7 @@ class Request(Hold):
         """
         assert self.state is HELD, self
         self.state = LOST
-        self.reason, self.failure = reason, failure
-        self.lost_handles = self.handles
-        self.told_to = []
+        self.loss = Loss(reason, self.handles, failure)
         self.wake_watchers()
         self._cancel_bodies(spare)
 
@@ -282,9 +294,9 @@ class Request(Hold):
         was long on its way."""
         assert self.state is LEAVING or self.state is OVER, self
         moment = now()
-        self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
-        self.lost_handles = (serial,)
-        self.told_to = []
+        if moment >= self.ends_at:
+            reason = self.overdue_reason(moment)
+        self.loss = Loss(reason, (serial,))
         self._cancel_bodies()  # it may have been left in a body, that goes on
 
     def one_ended(self) -> None:
@@ -364,11 +376,11 @@ class Request(Hold):
     @property
     def lost(self) -> LockLost | None:
         """The loss in an exception of its own, whose text is of this moment."""
-        return None if self.reason is None else self._loss(self.reason)
+        return None if self.loss is None else self._lost_by(self.loss.reason)
 
     def overdue_error(self) -> LockLost:
         """Say what losing by time would, and change nothing: this may be called on any thread."""
-        return self._loss(self.overdue_reason(now()))
+        return self._lost_by(self.overdue_reason(now()))
 
     def overdue_reason(self, moment: float) -> LossReason:
         """Return why a lease that is over at this moment is over."""
@@ -376,7 +388,7 @@ class Request(Hold):
         over = maximum is not None and (self.place.capped or moment >= self.granted_at + maximum)
         return "max_hold" if over else "expired"
 
-    def _loss(self, reason: LossReason) -> LockLost:
+    def _lost_by(self, reason: LossReason) -> LockLost:
         text = f"lease on {self.name!r} {self._what_happened(reason)} (token {self.token}): stop writing"
         return LockLost(text, name=self.name, reason=reason)
 
@@ -408,16 +420,17 @@ class Request(Hold):
     @property
     def ran_out(self) -> bool:
         """Whether the lease was lost to time, which is what a lock-delay is for."""
-        return self.reason == "expired" or self.reason == "max_hold"
+        return self.loss is not None and self.loss.reason in ("expired", "max_hold")
 
     def error(self) -> LockLost | BackendError:
         """Return a fresh exception for whoever must hear of the loss."""
-        if self.failure is not None:
-            error = type(self.failure)(str(self.failure), name=self.name)
-            error.__cause__ = self.failure.__cause__
-            return error
-        assert self.reason is not None
-        return self._loss(self.reason)
+        assert self.loss is not None
+        failure = self.loss.failure
+        if failure is None:
+            return self._lost_by(self.loss.reason)
+        error = type(failure)(str(failure), name=self.name)
+        error.__cause__ = failure.__cause__
+        return error
 
 
 class Block:
@@ -450,11 +463,9 @@ def check(request: Request, *, is_kept: bool, is_listed: bool) -> None:
     state, held_once = request.state, request.granted_at > 0.0
     assert (request.token > 0) == held_once, request
     if state in (ASKING, WAITING, HELD, KEPT):
-        assert request.reason is None, request
+        assert request.loss is None, request
     if state is LOST:
-        assert request.reason is not None, request
-    if request.reason is None:
-        assert not request.lost_handles, request
+        assert request.loss is not None, request
     if state in (HELD, LOST, KEPT):
         assert held_once, request
     if state is KEPT:

@@ -218,8 +218,9 @@ def _look_for_loss(
     # The acquisition itself is not kept for this: once nobody else has it, it is released.
     lost = session.register.loss_of(request, serial)
     if lost is not None:
-        if function not in request.told_to:
-            request.told_to.append(function)
+        assert request.loss is not None
+        if function not in request.loss.told_to:
+            request.loss.told_to.append(function)
             start_thread(portal, function, copy(lost))
     elif request.state is HELD and serial in request.handles:
         watcher: asyncio.Future[None] = session.loop.create_future()

@@ -29,6 +29,7 @@ from aiodlock import (
     WouldBlock,
 )
 from aiodlock._clock import now
+from aiodlock._request import LOST
 
 from ..conftest import MakeClient
 from ..inside import session_of
@@ -999,6 +1000,20 @@ async def test_release_that_is_closed_while_it_waits_goes_on(client: Client) -> 
     assert client._core.session is not None
     requests = client._core.session.requests
     await until(lambda: not requests, "the end of the request")
+
+
+async def test_loss_that_somebody_acts_on_is_marked(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline may pass between two looks at the clock."""
+    lease = await client.lock("x").acquire()
+    register, request = session_of(client).register, lease._request
+    later = request.ends_at + 1.0
+    monkeypatch.setattr("aiodlock._request.now", lambda: later)
+    lost = register.loss_of(request, lease._acquired.serial)
+    monkeypatch.undo()
+    assert lost is None or request.state is LOST
+    await lease.release()
 
 
 async def test_loss_of_what_the_task_still_holds_is_none_of_a_lease_that_was_released(

@@ -259,7 +259,8 @@ async def test_loss_that_the_clock_tells_during_the_wait_stays_one_though_an_ext
     time.sleep(max(0.0, request.ends_at - now()) + 0.01)  # a blocked loop
     asyncio.get_running_loop().call_soon(answered, request)
     await until(lambda: request.state is State.OVER, "the end of the lease that was lost")
-    assert request.reason == "expired"
+    assert request.loss is not None
+    assert request.loss.reason == "expired"
     assert not waiting.done()
     await blocker.release()
     leases = await waiting

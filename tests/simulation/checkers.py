@@ -534,11 +534,7 @@ class Checkers:
         for body in self.bodies:
             if body.process is process and body.cancels and not body.told:
                 request = body.lease._request
-                if (
-                    request.reason is None
-                    and request.ends_at == body.fine
-                    and now < body.fine_until
-                ):
+                if request.loss is None and request.ends_at == body.fine and now < body.fine_until:
                     continue
                 self._check_told(body)
 
@@ -634,7 +630,7 @@ class Checkers:
         if body.task.done():
             return
         now = self.world.time
-        if request.reason is not None:
+        if request.loss is not None:
             if body.lost_at is None:
                 body.lost_at = now
             if body.task.cancelling():

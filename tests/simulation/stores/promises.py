@@ -238,7 +238,7 @@ class Promises:
         if body.task.done():
             return
         now = self.world.time
-        if request.reason is not None:
+        if request.loss is not None:
             if body.lost_at is None:
                 body.lost_at = now
             if body.task.cancelling():
