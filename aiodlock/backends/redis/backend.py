@@ -20,6 +20,8 @@ from .waits import Waits
 class RedisBackend(Calls, Asked):
     """One server: ``Calls`` about requests, ``Inspection`` for people; both use the same connections."""
 
+    listener: Notices | None
+
     def __init__(self, source: Source, settings: Settings, *, label: str | None = None) -> None:
         self.capabilities: Capabilities = capabilities(settings.min_replicas)
         self.label: str = label or make_label()
