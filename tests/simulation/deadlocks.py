@@ -159,7 +159,7 @@ class Oracle:
             request.patient,
             request.options.owner is not None,
             session.deadlocks is not None,
-            int((self.simulation.wall(process) - (process.boot() - request.queued_at)) * 1e6),
+            int((self.simulation.wall(process) - (process.boot() - request.asked_at)) * 1e6),
             frozenset(self.blocks.get(task, ()) if task is not None else ()),
         )
 
