@@ -499,6 +499,9 @@ def _make(before: Portal | None) -> Portal:
         made.loop.close()
     elif before is None and found.pid != _imported_in:
         atexit.register(_at_exit)  # multiprocessing clears the list in its children
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            # Before Python 3.13 these run nothing of atexit, and only their own list, this entry last.
+            util.Finalize(None, _at_exit, exitpriority=-100)
     _lost = key[1]
     found.start()
     return found

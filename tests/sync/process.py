@@ -172,6 +172,29 @@ def forked_by_multiprocessing() -> None:
     assert counter.get("n") == b"250", counter.get("n")
 
 
+@scenario
+def children_of_multiprocessing_end_and_release() -> None:
+    context = multiprocessing.get_context("fork")
+    with client.lock("warm"):
+        pass
+    for end in (_return, sys.exit):
+        child = context.Process(target=_hold_and, args=(end,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert not holders("x"), f"it is held behind a child that ended by {end}"
+
+
+def _return() -> None:
+    pass
+
+
+def _hold_and(end: Callable[[], None]) -> None:
+    client.lock("x", ttl=60.0).acquire()
+    assert holders("x")
+    end()
+
+
 def _count(times: int) -> None:
     counter = redis.Redis.from_url(URL)
     for _ in range(times):
