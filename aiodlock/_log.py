@@ -1,4 +1,4 @@
-"""The log of one client, bounded: the same event for many names within a second is told in two lines.
+"""The log of one client, bounded: the same event many times within a second is told in two lines.
 
 The first one is written at once, as it is. What follows within a second is counted, and written as one line
 at its end: the number, the reasons, and the first few names. So an outage of ten thousand leases writes a
@@ -30,7 +30,8 @@ class _Burst:
     def __init__(self) -> None:
         self.level = logging.NOTSET
         self.number = 0
-        self.names: list[str] = []
+        #: Each once, and one more than are written.
+        self.names: dict[str, None] = {}
         self.reasons: Counter[str] = Counter()
         #: The first one: what to log if no other one comes.
         self.only: tuple[str, tuple[object, ...], dict[str, Any]] = ("", (), {})
@@ -66,8 +67,8 @@ class Log:
         burst.number += 1
         if "reason" in more:
             burst.reasons[str(more["reason"])] += 1
-        if len(burst.names) < _FEW:
-            burst.names.append(name)
+        if len(burst.names) <= _FEW:
+            burst.names[name] = None
 
     def end(self) -> None:
         """Write what was counted. Later events are written one by one."""
@@ -88,18 +89,19 @@ class Log:
             _logger.log(burst.level, text, *args, extra=extra)
         else:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in burst.reasons.most_common())
+            names = list(burst.names)[:_FEW]
             _logger.log(
                 burst.level,
-                "%s: %d more names within a second%s: %s%s",
+                "%s: %d more within a second%s: %s%s",
                 event,
                 burst.number,
                 f" ({reasons})" if reasons else "",
-                ", ".join(map(repr, burst.names)),
-                ", …" if burst.number > len(burst.names) else "",
+                ", ".join(map(repr, names)),
+                ", …" if len(burst.names) > _FEW else "",
                 extra={
                     "event": event,
                     "number": burst.number,
-                    "locks": burst.names,
+                    "locks": names,
                     "reasons": dict(burst.reasons),
                 },
             )

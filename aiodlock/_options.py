@@ -123,6 +123,8 @@ LOCKS_ELSEWHERE = {
     "token": f"lease.token is the fencing token; {_HAVE_THE_LEASE}",
     "is_locked": "lock.locked() answers that",
     "unlock": "lock.release() does it, or the end of the block",
+    "reset": "client.break_lock(name) ends it, whoever holds it",
+    "get_owner_id": "client.inspect(name) tells who holds it",
 }
 LEASES_ELSEWHERE = {
     "valid": "lease.held answers that",

@@ -135,8 +135,8 @@ class Telling:
 
     def goes_on(self, request: Request) -> None:
         """A body has not ended within ``close_timeout``."""
-        text = "%r: its body goes on after close_timeout"
-        self.log.tell(WARNING, "body_goes_on", request.name, text, request)
+        text = "the body that held %r goes on, close_timeout after its client was left"
+        self.log.tell(WARNING, "body_goes_on", request.name, text, request.name)
 
     # -- what failed -------------------------------------------------------------------------------
 

@@ -118,7 +118,9 @@ def not_a_source(source: object) -> TypeError:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
-    return TypeError(f"source must be a URL or a redis.asyncio.Redis, not {name}")
+    return TypeError(
+        f"source must be a URL or a redis.asyncio.Redis (in aiodlock.sync also a redis.Redis), not {name}"
+    )
 
 
 def check_scheme(url: str) -> str:

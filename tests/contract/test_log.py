@@ -10,6 +10,7 @@ import pytest
 
 import aiodlock
 from aiodlock._errors import LossReason
+from aiodlock._log import Log
 from aiodlock.testing import lose
 
 from ..conftest import MakeClient
@@ -51,7 +52,7 @@ async def test_children_that_wait_for_what_their_creator_has_open(
     assert first.lock == "a"  # type: ignore[attr-defined]
     assert 1 <= len(later) <= 20, "one a second"
     assert f"{later[0].number} more" in later[0].getMessage()  # type: ignore[attr-defined]
-    assert len(later[0].locks) == 5  # type: ignore[attr-defined]
+    assert later[0].locks == ["a"]  # type: ignore[attr-defined]
 
 
 async def test_leases_lost_at_once_are_a_few_lines_and_hooks_hear_each(
@@ -110,8 +111,19 @@ async def test_line_about_many_losses_has_their_reasons(
     await client.__aexit__(None, None, None)
     first, later = lines(caplog, "lost")
     assert first.reason == "broken"  # type: ignore[attr-defined]
-    assert "3 more names within a second (gone: 2, broken: 1): 'b', 'c', 'd'" in later.getMessage()
+    assert "3 more within a second (gone: 2, broken: 1): 'b', 'c', 'd'" in later.getMessage()
     assert later.reasons == {"gone": 2, "broken": 1}  # type: ignore[attr-defined]
+
+
+async def test_line_about_many_tries_has_their_name_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(asyncio.get_running_loop())
+    for name in "aaabcdefg":
+        log.tell(logging.WARNING, "extension_failed", name, "extending %r failed", name)
+    log.end()
+    _, later = lines(caplog, "extension_failed")
+    assert later.number == 8  # type: ignore[attr-defined]
+    assert later.locks == ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
+    assert "8 more within a second: 'a', 'b', 'c', 'd', 'e', …" in later.getMessage()
 
 
 async def test_second_event_alone_is_written_in_its_own_words(

@@ -77,8 +77,8 @@ async def arrive(
         except BackendError as refused:
             why = refused
         _logger.info(
-            "the server sends no keyspace events (%s): "
-            "after a crash, the next waiter notices when the holder's lease ends",
+            "the server sends no keyspace events (%s), which are optional: with them "
+            "(notify-keyspace-events Kgxe), a waiter notices sooner that somebody has deleted a lock",
             why,
             extra={"event": "no_keyspace_events"},
         )
