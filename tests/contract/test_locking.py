@@ -29,21 +29,21 @@ from ..servers import SERVED, Store
 NAMES = ["{}", "{a}b", "}{", " ", "a b", "a\0b", "\n", "🔒", "x" * 512, "é" * 256, "%7B", "*", ":"]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-async def test_any_text_is_a_name_from_end_to_end(client: Client, name: str) -> None:
-    async with client.lock(name) as lease:
-        assert lease.name == name
-        assert lease.sequencer.isprintable()
-        assert lease.sequencer.isascii()
-        assert str(lease.token) in lease.sequencer
-        assert await client.check_sequencer(lease.sequencer)
-        assert (await client.inspect(name)).holders[0].token == lease.token
-        assert [info.name async for info in client.locks()] == [name]
-        with pytest.raises(WouldBlock) as busy:
-            await asyncio.create_task(client.lock(name).acquire_nowait())
-        assert busy.value.name == name
-        assert repr(name) in str(busy.value)
-    assert not await client.check_sequencer(lease.sequencer)
+async def test_any_text_is_a_name_from_end_to_end(client: Client) -> None:
+    for name in NAMES:
+        async with client.lock(name) as lease:
+            assert lease.name == name
+            assert lease.sequencer.isprintable()
+            assert lease.sequencer.isascii()
+            assert str(lease.token) in lease.sequencer
+            assert await client.check_sequencer(lease.sequencer)
+            assert (await client.inspect(name)).holders[0].token == lease.token
+            assert [info.name async for info in client.locks()] == [name]
+            with pytest.raises(WouldBlock) as busy:
+                await asyncio.create_task(client.lock(name).acquire_nowait())
+            assert busy.value.name == name
+            assert repr(name) in str(busy.value)
+        assert not await client.check_sequencer(lease.sequencer)
 
 
 async def test_names_that_look_alike_are_different_locks(client: Client) -> None:
@@ -595,13 +595,10 @@ async def test_break_lock_counts_shared_holders(client: Client) -> None:
             await lease.release()
 
 
-@pytest.mark.parametrize(
-    "sequencer",
-    ["", "x", "x:exclusive", "x:exclusive:1", "x:exclusive:-1", "x:exclusive:1e3", ":::"],
-)
-async def test_sequencer_that_no_lease_made_is_not_valid(client: Client, sequencer: str) -> None:
+async def test_sequencer_that_no_lease_made_is_not_valid(client: Client) -> None:
+    made_up = ["", "x", "x:exclusive", "x:exclusive:1", "x:exclusive:-1", "x:exclusive:1e3", ":::"]
     async with client.lock("x"):
-        assert await client.check_sequencer(sequencer) is False
+        assert [one for one in made_up if await client.check_sequencer(one) is not False] == []
 
 
 async def test_sequencer_is_valid_for_its_own_grant_only(client: Client) -> None:
@@ -623,12 +620,12 @@ async def test_locked_tells_of_any_holder_in_any_mode(client: Client) -> None:
         assert await both.read.locked() is True
 
 
-@pytest.mark.parametrize("bad", ["", "x" * 513, "\ud800"])
-async def test_bad_name_is_refused_everywhere(client: Client, bad: str) -> None:
-    with pytest.raises(ValueError):
-        await client.inspect(bad)
-    with pytest.raises(ValueError):
-        await client.break_lock(bad)
+async def test_bad_name_is_refused_everywhere(client: Client) -> None:
+    for bad in ("", "x" * 513, "\ud800"):
+        with pytest.raises(ValueError):
+            await client.inspect(bad)
+        with pytest.raises(ValueError):
+            await client.break_lock(bad)
 
 
 @pytest.mark.scripted

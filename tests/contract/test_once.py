@@ -230,31 +230,34 @@ async def test_all_kinds_are_listed_and_told_apart(client: Client) -> None:
         assert (info.kind, len(info.holders)) == ("semaphore", 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"owner": "me"}, ValueError),
-        ({"owner": ""}, ValueError),
-        ({"owner": 0}, ValueError),
-        ({"linger": 1.0}, ValueError),
-        ({"linger": -1.0}, ValueError),
-        ({"linger": None}, TypeError),
-        ({"linger": False}, TypeError),
-        ({"confirm_release": False}, ValueError),
-        ({"confirm_release": None}, TypeError),
-        ({"confirm_release": 1}, TypeError),
-        ({"keep": 0}, ValueError),
-        ({"keep": float("inf")}, ValueError),
-        ({"keep": "60"}, TypeError),
-        ({"hold_at_least": 60.5}, ValueError),
-        ({"ttll": 3}, TypeError),
-    ],
-)
-async def test_bad_options_are_refused(
-    client: Client, options: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        client.once("a", **{"keep": 60, **options})
+_BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"owner": "me"}, ValueError),
+    ({"owner": ""}, ValueError),
+    ({"owner": 0}, ValueError),
+    ({"linger": 1.0}, ValueError),
+    ({"linger": -1.0}, ValueError),
+    ({"linger": None}, TypeError),
+    ({"linger": False}, TypeError),
+    ({"confirm_release": False}, ValueError),
+    ({"confirm_release": None}, TypeError),
+    ({"confirm_release": 1}, TypeError),
+    ({"keep": 0}, ValueError),
+    ({"keep": float("inf")}, ValueError),
+    ({"keep": "60"}, TypeError),
+    ({"hold_at_least": 60.5}, ValueError),
+    ({"ttll": 3}, TypeError),
+]
+
+
+async def test_bad_options_are_refused(client: Client) -> None:
+    def refused(options: dict[str, Any], error: type[Exception]) -> bool:
+        try:
+            client.once("a", **{"keep": 60, **options})
+        except error:
+            return True
+        return False
+
+    assert [one for one in _BAD_OPTIONS if not refused(*one)] == []
 
 
 async def test_defaults_of_options_without_a_meaning_are_accepted(client: Client) -> None:
