@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import redis
-
 from aiodlock._embedded import EmbeddedServer, EmbeddedServerError
+
+from .servers import call
 
 SLOTS = 16384
 #: How long a node has to be silent before the others call it dead, in ms. On a machine that stalls, nodes
@@ -82,10 +82,7 @@ class Cluster:
 
     def call(self, node: EmbeddedServer, *command: str | int) -> Any:
         """Send one command to one node."""
-        with redis.Redis(port=port(node), decode_responses=True, socket_timeout=30.0) as client:
-            # The plain reply, not what redis-py makes of it.
-            client.response_callbacks.clear()
-            return client.execute_command(*command)
+        return call(port(node), *command)
 
     def wait(self, condition: Callable[[], bool], what: str, within: float = 60.0) -> None:
         """Look again and again until it is so."""
