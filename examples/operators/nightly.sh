@@ -2,6 +2,12 @@
 # On every host, at the same time: one of them runs the report, once per day. If it
 # fails, another one tries.
 run=/opt/locks/bin/aiodlock
+if [ -z "$AIODLOCK_URL" ]; then
+    # aiodlock would ask localhost: each host its own server, so each would run the job.
+    echo "$0: AIODLOCK_URL is not set" >&2
+    /opt/jobs/record-exit.sh nightly-report 2
+    exit 2
+fi
 name="nightly-report:$(date +%F)"
 tries=0
 while

@@ -67,12 +67,44 @@ echo "$2" >> {tmp_path}/tries
 test "$(wc -l < {tmp_path}/tries)" -gt {away} || exit 69
 """
     )
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PERIOD": "1", "RETRY_AFTER": "0"}
+    environment = {
+        "AIODLOCK_URL": "redis://locks",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PERIOD": "1",
+        "RETRY_AFTER": "0",
+    }
     script = [str(tmp_path / "nightly.sh")]
     done = subprocess.run(script, env=environment, check=False, timeout=60)
     assert done.returncode == (0 if tries > away else 69)
     assert lines(tmp_path / "tries") == ["nightly-report:1"] * tries
     assert lines(tmp_path / "alerts") == ([] if tries > away else ["1"])  # once, at the end
+
+
+def test_host_that_was_told_no_store_runs_nothing_and_alerts(tmp_path: Path) -> None:
+    """By default, `aiodlock` asks localhost: each host would lock a server of its own, and run the job."""
+    install(tmp_path)
+    (tmp_path / "aiodlock").write_text(f"#!/bin/sh\necho ran >> {tmp_path}/ran\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PERIOD": "1"}
+    script = [str(tmp_path / "nightly.sh")]
+    done = subprocess.run(script, env=environment, check=False, timeout=60, capture_output=True)
+    assert b"AIODLOCK_URL" in done.stderr
+    assert done.returncode == 2
+    assert lines(tmp_path / "ran") == []
+    assert lines(tmp_path / "alerts") == ["1"]
+
+
+@pytest.mark.parametrize("options", ["", "?ssl_ca_certs=ca.pem&ssl_check_hostname=true"])
+def test_line_of_the_environment_is_read_by_a_shell_as_it_is_written(
+    tmp_path: Path, options: str
+) -> None:
+    """Without the quotes of the page, a shell takes the `&` of two options for the end of a command."""
+    page = (SCRIPT.parents[2] / "docs" / "how-to" / "command-line.md").read_text()
+    line = next(word for word in page.split("`") if word.startswith("AIODLOCK_URL='"))
+    url = f"rediss://locks:PASSWORD@redis:6379/0{options}"
+    (tmp_path / "env").write_text(line.replace("redis://…", url) + "\n")
+    read = f"set -a; . {tmp_path}/env; set +a; printenv AIODLOCK_URL"
+    done = subprocess.run(["sh", "-c", read], check=False, capture_output=True, text=True)
+    assert done.stdout == f"{url}\n"
 
 
 def lines(path: Path) -> list[str]:
