@@ -63,7 +63,7 @@ _WHY: dict[LossReason, str] = {
     "expired": "its lease could not be extended in time",
     "broken": "an operator released it by force",
     "taken_over": "another client holds it",
-    "gone": "the store does not know it any more (flushed, evicted, or lost in a failover)",
+    "gone": "the store does not know it any more (flushed, evicted, failed over, or its clock jumped)",
     "max_hold": "it was held for the longest time allowed",
     "closed": "the client was closed",
 }
