@@ -405,7 +405,9 @@ class Request(Hold):
             case "taken_over":
                 return "was taken over by another holder"
             case "gone":
-                return "is unknown to the server (flushed, evicted, failed over, or its clock jumped)"
+                return (
+                    "is unknown to the server (flushed, evicted, failed over, or its clock jumped)"
+                )
             case "max_hold":
                 limit = self.terms.max_hold  # None in tests that simulate this loss
                 return "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
