@@ -22,12 +22,14 @@ class Listener:
     Mutable state: ``_handing_over`` and ``_serving``, tasks of connections.
     """
 
-    def __init__(self, serve: Serve, port: int = 0, *, backlog: int = 100) -> None:
+    def __init__(
+        self, serve: Serve, port: int = 0, *, host: str = "127.0.0.1", backlog: int = 100
+    ) -> None:
         self._serve = serve
         self._handing_over: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._socket = socket.create_server(("127.0.0.1", port), backlog=backlog)
+        self._socket = socket.create_server((host, port), backlog=backlog)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._loop.add_reader(self._socket, self._accept)

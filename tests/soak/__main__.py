@@ -6,6 +6,7 @@
 
 Ends with one line: load, faults, violations; and with code 0 only when there was no violation. A campaign
 runs parts, each of ten minutes, until its file has the minutes of that store; SIGINT ends a part in order.
+`sentinel` moves names, in a hosts file of its own: for that it needs root.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from . import campaign
 from .memory import plot
+from .sentinel import have_own_names
 from .soak import Options, Result, Soak
 from .tormentors import STORES
 
@@ -77,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.summary:
         print(campaign.summary(options.summary))
         return 0
+    if options.store == "sentinel":
+        have_own_names()
     if options.campaign is None:
         return 1 if _part(options, options.minutes).violations else 0
 

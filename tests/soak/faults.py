@@ -11,7 +11,7 @@ import random
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -86,6 +86,8 @@ class Tormentor(ABC):
     recovery: float = 2.0
     #: Whether the servers keep what they have in their memory, and no more: then it must not grow.
     memory_is_judged: bool = False
+    #: What the workers' clients are given besides.
+    client_options: Mapping[str, Any] = {}
 
     def __init__(self, rng: random.Random, disk: Disk | None) -> None:
         self._rng, self._disk = rng, disk

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from aiodlock._clock import now
 
-#: In the place of a name where several were waited for at once.
-SEVERAL = "several"
+#: Between names that were waited for one after the other.
+AND = "+"
 
 
 class Journal:
@@ -83,6 +83,11 @@ class Wait:
     name: str
     asked: float
     granted: float
+
+    @property
+    def queues(self) -> int:
+        """In how many queues it stood, one after the other."""
+        return self.name.count(AND) + 1
 
 
 @dataclass
@@ -194,10 +199,13 @@ def gaps(record: Record, faults: Iterable[tuple[float, float]]) -> list[Gap]:
     by_name: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for hold in record.holds:
         by_name[hold.name].append((hold.began, hold.ended))
-    held = {name: _merged(by_name[name]) for name in {wait.name for wait in record.waits}}
+    held = {
+        name: _merged(by_name[name])
+        for name in {wait.name for wait in record.waits if wait.queues == 1}
+    }
     found = []
     for wait in record.waits:
-        if wait.name == SEVERAL:
+        if wait.queues > 1:
             continue  # some of them may be held
         at, spaces = wait.asked, []
         for began, ended in held[wait.name]:

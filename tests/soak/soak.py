@@ -173,7 +173,12 @@ class Soak(Crew):
     async def _start(self, *, through_lines: bool) -> _Worker:
         self._started += 1
         journal = self._folder / f"journal-{self._started}"
-        source = json.dumps(self._tormentor.source(through_lines=through_lines))
+        source = json.dumps(
+            [
+                self._tormentor.source(through_lines=through_lines),
+                dict(self._tormentor.client_options),
+            ]
+        )
         give_up_at = now() + _ENTERS_WITHIN
         while now() < give_up_at:
             with (self._folder / f"errors-{self._started}").open("wb") as errors:
@@ -281,7 +286,7 @@ class Soak(Crew):
         found = gaps(record, [span[:2] for span in tormentor.spans])
         by_servers = [span[:2] for span in tormentor.spans if span.to_servers]
         for wait, alone in without(record.waits, by_servers):
-            if alone > STARVED:
+            if alone > STARVED * wait.queues:
                 self.violations.append(
                     f"{wait.granted:.3f} starved: {wait.name} was waited for "
                     f"{wait.granted - wait.asked:.1f} s, "

@@ -50,6 +50,16 @@ def test_broken_promise_is_found(holds: list[Hold], found: str) -> None:
     assert [what.partition(":")[0] for what in check(holds)] == [found]
 
 
+@pytest.mark.parametrize(("name", "queues"), [("part-1", 1), ("part-1+part-4+part-7", 3)])
+def test_wait_for_several_names_is_one_in_several_queues(
+    tmp_path: Path, name: str, queues: int
+) -> None:
+    Journal(tmp_path / "journal-1").waited(name, 1.0, 9.0)
+    (wait,) = read([tmp_path / "journal-1"]).waits
+    assert wait.queues == queues
+    assert len(gaps(Record(waits=[wait]), [])) == (queues == 1)
+
+
 def test_kept_promises_are_not_mistaken_for_broken_ones() -> None:
     assert not check(
         [

@@ -27,6 +27,7 @@ from .disk import Disk
 from .faults import Fault, Tormentor
 from .memory import resident
 from .records import first_mismatch, of_lease
+from .sentinel import SentinelTormentor
 from .wire import Wire
 
 _RESTART = "server killed and restarted"
@@ -328,11 +329,16 @@ class StandbyTormentor(PostgresTormentor):
     """A primary whose commits wait for its standby. They change places: the old primary comes back as one,
     and goes on beside the new one for a while.
 
-    Mutable state, besides that of the other one: ``standby``, and ``old`` while it goes on.
+    Mutable state, besides that of the other one: ``standby``, ``old`` while it goes on, and ``_changing``,
+    held while they change places: that ends though the soak does.
     """
 
     standby: PostgresServer
     old: PostgresServer | None = None
+
+    def __init__(self, rng: random.Random, disk: Disk | None) -> None:
+        super().__init__(rng, disk)
+        self._changing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -355,9 +361,13 @@ class StandbyTormentor(PostgresTormentor):
         return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
 
     async def heal(self) -> None:
-        await super().heal()
-        if not self.standby.running:
-            await asyncio.to_thread(self.standby.start)
+        async with self._changing:
+            await super().heal()
+            if self.standby is self.server:  # the making of another one met with a fault
+                (port,) = {*self._targets} - {self.server.port}
+                await self._make_standby(port)
+            elif not self.standby.running:
+                await asyncio.to_thread(self.standby.start)
 
     def of_server(self) -> dict[str, Fault]:
         return {
@@ -401,6 +411,10 @@ class StandbyTormentor(PostgresTormentor):
         await asyncio.shield(self._change_places(killed=False))
 
     async def _change_places(self, *, killed: bool) -> None:
+        async with self._changing:
+            await self._changed(killed=killed)
+
+    async def _changed(self, *, killed: bool) -> None:
         old, new = self.server, self.standby
         if killed:
             await asyncio.to_thread(old.crash)
@@ -625,7 +639,15 @@ class ZooKeeperTormentor(Tormentor):
 
 
 #: What `--store` takes.
-STORES: Sequence[str] = (*REAL, "quorum", "postgres", "postgres-standby", "etcd", "zookeeper")
+STORES: Sequence[str] = (
+    *REAL,
+    "sentinel",
+    "quorum",
+    "postgres",
+    "postgres-standby",
+    "etcd",
+    "zookeeper",
+)
 #: How large a disk each needs, in MiB: full, it is to be full soon. But faults keep Redis from rewriting
 #: its append-only file, and that must not fill it.
 _DISKS = {"postgres": 400, "etcd": 1600, "zookeeper": 1000}
@@ -642,6 +664,8 @@ def tormentor_of(store: str, rng: random.Random, disk: Disk | None) -> Tormentor
         return PostgresTormentor(rng, disk)
     if store == "postgres-standby":
         return StandbyTormentor(rng, disk)
+    if store == "sentinel":
+        return SentinelTormentor(rng, disk)
     if store == "etcd":
         return EtcdTormentor(rng, disk)
     if store == "zookeeper":

@@ -17,15 +17,16 @@ Way = Literal["there", "back"]
 
 
 class Wire:
-    """Listens on a loopback port and forwards to another one. Faults work on open and on new connections.
+    """Listens on a port of a loopback address and forwards to another one. Faults work on all connections.
 
     Mutable state: ``_links`` (open connections), ``_losses`` (chunks still to be lost, by way), and what
     lasts until `heal`: ``_flow``, ``_delay``, ``_pause``, ``_swallowing``, ``_listener`` (None: refusing).
     """
 
-    def __init__(self, target: int, port: int = 0) -> None:
+    def __init__(self, target: int, port: int = 0, *, host: str = "127.0.0.1") -> None:
         self.port: int = port
-        self._target = target
+        self.target = target
+        self.host = host
         self._listener: Listener | None = None
         self._links: set[_Link] = set()
         self._losses: dict[Way, int] = {"there": 0, "back": 0}
@@ -94,7 +95,7 @@ class Wire:
 
     def _accept(self) -> None:
         if self._listener is None:
-            self._listener = Listener(self._serve, self.port)
+            self._listener = Listener(self._serve, self.port, host=self.host)
             self.port = self._listener.port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +103,7 @@ class Wire:
         self._links.add(link)
         try:
             with suppress(OSError):
-                onward, link.out = await asyncio.open_connection("127.0.0.1", self._target)
+                onward, link.out = await asyncio.open_connection("127.0.0.1", self.target)
                 there = asyncio.ensure_future(self._pump(link, reader, link.out, "there"))
                 back = asyncio.ensure_future(self._pump(link, onward, writer, "back"))
                 try:

@@ -2,8 +2,8 @@
 
     python -m tests.soak.worker SOURCE JOURNAL SEED TASKS TTL
 
-SOURCE is JSON: a URL, or a list of them. The worker ends, with a line about what is left of it, when its
-standard input is closed.
+SOURCE is JSON: a URL or a list of them, and more options of the client. The worker ends, with a line
+about what is left of it, when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from aiodlock._clock import now
 from aiodlock.backends.redis import messages
 from aiodlock.backends.redis.keys import keys_of
 
-from .journal import SEVERAL, Journal
+from .journal import AND, Journal
 
 WAITER_TTL, LIMIT = 2.0, 3
-#: A wait that is longer, without the time in which something is done to servers, is a violation.
+#: A wait in a queue that is longer, without the time in which something is done to servers, is a violation.
 #: In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
 STARVED = 60.0
@@ -171,7 +171,7 @@ class Worker:
             waited = now() - asked
             self.longest_wait = max(self.longest_wait, waited)
             if waited > LONG:
-                name = lease.name if isinstance(lease, Lease) else SEVERAL
+                name = lease.name if isinstance(lease, Lease) else AND.join(lease)
                 self._journal.waited(name, asked, asked + waited)
             await self._body(lease)
 
@@ -222,12 +222,14 @@ async def main(source: str, journal: str, seed: str, tasks: str, ttl: str) -> No
     for number in range(keys_of.cache_info().maxsize or 0):
         keys_of("aiodlock", "lock", f"once-{number:012x}")
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
+    where, options = json.loads(source)
     async with aiodlock.Client(
-        json.loads(source),
+        where,
         ttl=float(ttl),
         waiter_ttl=WAITER_TTL,
         token_retention=10.0,
         unavailable_after=120.0,
+        **options,
     ) as client:
         worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)), float(ttl))
         print("ready", flush=True)
