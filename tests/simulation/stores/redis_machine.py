@@ -122,6 +122,8 @@ class Keys:
             broken, messages = name.break_(
                 now_us, tokens, remember=int(words[3]), retention=int(words[1])
             )
+            if broken:
+                _keep_together(name)
             reply = len(broken)
         said, handed = _said(state, messages, prefix, publish, reader)
         if script == "break":
@@ -241,6 +243,12 @@ def _leave(
         return name.record_success(now_us, words[0], arguments[6], keep=keep, **options)
     end: Any = words[5]
     return name.leave(now_us, words[0], end=end, **options)
+
+
+def _keep_together(name: Name) -> None:
+    """Breaks are fields of one key: who was broken first is remembered as long as the last."""
+    until = max(name.broken.values())
+    name.broken = {id: until for id, end in name.broken.items() if name.now < end}
 
 
 def _said(
