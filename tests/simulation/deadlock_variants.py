@@ -14,6 +14,7 @@ from aiodlock import _cycles, _deadlocks, _waits
 from aiodlock._clock import now
 from aiodlock._cycles import Asking, Block, Cycle
 from aiodlock._register import Register
+from aiodlock._request import Request
 
 from .deadlocks import Deadlocks
 from .memory import Line
@@ -172,6 +173,11 @@ def _held(register: Register, request: Any) -> Iterator[Block]:
                 yield (one.terms.kind, one.name), one.token
 
 
+def _count_from_the_answer(simulation: Simulation) -> None:
+    queue = Request.queue
+    simulation.patch(Request, "queue", lambda self, asked_at: queue(self, now()))
+
+
 DEADLOCK_VARIANTS = {
     "deadlocks: the first pass is believed": Variant(
         both(
@@ -276,5 +282,8 @@ DEADLOCK_VARIANTS = {
     ),
     "deadlocks: told when the others are looked at again": Variant(
         both(_sleep_until_the_next, _world(deadlock_after=0.3)), ("found",), kind=Deadlocks
+    ),
+    "deadlocks: a request is as old as its answer": Variant(
+        both(_count_from_the_answer, _world(names=3)), ("victim",), kind=Deadlocks
     ),
 }

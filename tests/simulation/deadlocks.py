@@ -103,7 +103,7 @@ class Oracle:
     when the server has had what), ``edges`` (since when each has been seen), ``disturbed_until`` (per
     process), ``victims`` (of which cycle, by request ids), ``expected`` (by task: what it is to get),
     ``left`` (since when a task's block has been left by another task) and ``released`` (and nothing else
-    of that task holds the lease)."""
+    of that task holds the lease), ``_reached`` (when the server last heard each request ask)."""
 
     def __init__(self, simulation: _Deadlocks) -> None:
         self.simulation = simulation
@@ -119,6 +119,7 @@ class Oracle:
         self.left: dict[tuple[asyncio.Task[Any], tuple[str, int]], float] = {}
         self.released: dict[tuple[asyncio.Task[Any], tuple[str, int]], float] = {}
         self.always_disturbed = False
+        self._reached: dict[str, float] = {}
         #: When the passes of a client's latest look began.
         self._passes: dict[Process, list[float]] = {}
         simulation.server.executed.append(self._executed)
@@ -128,6 +129,8 @@ class Oracle:
     # -- what happens ------------------------------------------------------------------------------
 
     def _executed(self, command: Any, reply: Any) -> None:
+        if command.script == "acquire":
+            self._reached[command.id] = self.world.time
         if command.script in ("acquire", "extend", "leave", "break"):
             self._remember(command.base)
 
@@ -147,7 +150,14 @@ class Oracle:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
                 if request.state is WAITING and request.id not in self.facts:
+                    self._check_age(process, request)
                     self.facts[request.id] = self._fact_of(process, session, request)
+
+    def _check_age(self, process: Process, request: Request) -> None:
+        """It asked before the server heard it: who saw it there, and asks then, is younger."""
+        since_heard = self.world.time - self._reached[request.id]
+        if process.boot() - request.asked_at < since_heard * 0.98 - 0.0005:  # clocks are slewed
+            raise Wrong("victim", f"{request} has waited for {since_heard:.4f} s, and is younger")
 
     def _fact_of(self, process: Process, session: Session, request: Request) -> Fact:
         task = request.task() if request.task is not None else None
