@@ -147,7 +147,10 @@ class SentinelTormentor(Tormentor):
                 await asyncio.to_thread(one.start)
 
     async def left(self) -> list[str]:
-        return await asyncio.to_thread(self._left)
+        try:
+            return await asyncio.to_thread(self._left)
+        except (redis.RedisError, OSError) as error:  # a server is being given its role
+            return [f"no answer: {error!r}"]
 
     def _left(self) -> list[str]:
         for node in self.nodes:
@@ -202,9 +205,10 @@ class SentinelTormentor(Tormentor):
         new = Wire(server.port, old.port, host=next(self._addresses))
         self.lines[number] = await new.__aenter__()
         self._names.lead(name, new.host)
-        with suppress(asyncio.CancelledError):
+        try:
             await asyncio.sleep(self.up_to(4.0))
-        await asyncio.shield(self._give_away(old))
+        finally:
+            await asyncio.shield(self._give_away(old))
 
     async def _give_away(self, old: Wire) -> None:
         await old.__aexit__(None, None, None)
