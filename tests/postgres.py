@@ -38,7 +38,7 @@ _OPTIONS = {
 
 
 #: By the programs that made them.
-_templates: dict[Path, Path] = {}
+_templates: dict[tuple[Path, str], Path] = {}
 
 
 def _remove_template(template: Path, owner: int) -> None:
@@ -282,7 +282,8 @@ class PostgresServer:
 
         A copy takes a fifth of what ``initdb`` does.
         """
-        template = _templates.get(self._programs)
+        kind = (self._programs, tempfile.gettempdir())  # a soak's folder goes with its part
+        template = _templates.get(kind)
         if template is None:
             template = Path(tempfile.mkdtemp(prefix="aiodlock-postgres-"))
             atexit.register(_remove_template, template, os.getpid())
@@ -290,7 +291,7 @@ class PostgresServer:
                 shutil.chown(template, self._user)
             words = ("-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
             self._run("initdb", "-D", template / "data", *words)
-            _templates[self._programs] = template
+            _templates[kind] = template
         subprocess.run(["cp", "-a", template / "data", self._data], check=True)
         _give_identity(self._data / "global" / "pg_control")
         # The log of what is done carries the identity, too: it begins anew.
