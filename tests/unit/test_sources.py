@@ -327,10 +327,27 @@ def test_name_of_the_users_own_is_told() -> None:
     assert made.driver_info is named
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "etcd", "zookeeper"])
-def test_host_that_no_resolver_takes_is_a_value_error(scheme: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "postgresql://one,two..example/",
+        "etcd://one,two..example/",
+        "zookeeper://one,two..example/",
+        "redis+sentinel://one,two..example/mymaster",
+        "rediss://two..example/0",
+        ["redis://one", "redis://two..example", "redis://three"],
+        Redis(host="two..example"),
+    ],
+)
+def test_host_that_no_resolver_takes_is_a_value_error(source: Any) -> None:
     with pytest.raises(ValueError, match="no host can be called"):
-        Client(f"{scheme}://one,two..example/")
+        Client(source)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "etcd"])
+def test_port_0_is_a_value_error(scheme: str) -> None:
+    with pytest.raises(ValueError, match="port 0"):
+        Client(f"{scheme}://one:0/")
 
 
 @pytest.mark.parametrize(

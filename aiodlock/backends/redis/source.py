@@ -24,7 +24,7 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 
 from .._addresses import resolve
-from .._urls import ENCODE
+from .._urls import ENCODE, check_host
 from .primary import PrimaryLookup, only_primaries
 from .sentinel import Address
 from .tls import share_context
@@ -76,13 +76,14 @@ class Source:
         self.remap = remap
         #: Two sources with the same are the same server, or one database of it each.
         self.address: tuple[object, ...] = _address_of(self._kwargs)
+        check_host(self.place[0])
 
     @classmethod
     def from_url(cls, url: str) -> Source:
         """Read a URL of one server or of a Sentinel service, or raise ValueError."""
         if url.partition(":")[0].lower() in SENTINEL_SCHEMES:
             return _read_sentinel_url(url)
-        _check_database(url)
+        _check(url)
         source = cls(ConnectionPool.from_url(url), _without_secrets(url))
         try:
             source._new()
@@ -172,8 +173,8 @@ class Source:
         return connection
 
 
-def _check_database(url: str) -> None:
-    """Refuse what redis-py takes for database 0 without a word."""
+def _check(url: str) -> None:
+    """Refuse what redis-py takes for database 0, or for port 6379, without a word."""
     parts = urlsplit(url)
     if parts.netloc and "@" in url and "@" not in parts.netloc:  # the rest would be told as a path
         raise ValueError(ENCODE)
@@ -181,6 +182,8 @@ def _check_database(url: str) -> None:
     if parts.scheme in ("redis", "rediss") and db and not (db.isascii() and db.isdigit()):
         example = f"{parts.scheme}://{parts.hostname or 'localhost'}/0"
         raise ValueError(f"source must end with a database's number, not {db!r}: {example}")
+    if parts.scheme in ("redis", "rediss") and parts.port == 0:
+        raise ValueError("no server can be at port 0")
 
 
 def _connection_to_sentinel(address: Address, settings: dict[str, Any]) -> AbstractConnection:
@@ -277,4 +280,5 @@ def _address(text: str, hosts: str) -> tuple[str, int]:
         raise ValueError(
             f"source must name each sentinel as host or host:port, separated by commas: {hosts!r}"
         )
+    check_host(host)
     return host, int(port)
