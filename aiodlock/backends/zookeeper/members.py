@@ -35,13 +35,13 @@ class Members:
 
     Mutable state: ``looking`` (called at each heartbeat), ``used_at`` (when a member last left), ``_all``,
     ``_beats`` (since all members were put on the round) and ``_round`` (those that have not looked after
-    themselves in it yet).
+    themselves in it yet). ``looking`` and ``_all`` are in order of arrival.
     """
 
     def __init__(self) -> None:
-        self.looking: set[Callable[[], object]] = set()
+        self.looking: dict[Callable[[], object], None] = {}
         self.used_at: float = now()
-        self._all: set[Member] = set()
+        self._all: dict[Member, None] = {}
         self._beats = 0
         self._round: list[Member] = []
 
@@ -53,12 +53,12 @@ class Members:
 
     def add(self, member: Member) -> None:
         """It lives in the session from now on."""
-        self._all.add(member)
+        self._all[member] = None
 
     def discard(self, member: Member) -> None:
         """It does not any more."""
         if member in self._all:
-            self._all.discard(member)
+            del self._all[member]
             self.used_at = now()
 
     def on_up(self) -> None:
@@ -72,7 +72,7 @@ class Members:
 
     def on_over(self) -> None:
         """The session has expired: those who stay are members of the next one."""
-        members, self._all = self._all, set()
+        members, self._all = self._all, {}
         for member in members:
             member.on_over()
 

@@ -265,7 +265,7 @@ class ZooKeeperPlace:
     def _wait(self, session: Session) -> None:
         self._state = _WAITING
         if self._node.may_join:
-            session.members.looking.add(self._look)  # nothing tells it that its owner holds now
+            session.members.looking[self._look] = None  # nothing tells it that its owner holds now
         self._queues.soon(self.watch_own)
 
     def watch_own(self) -> None:
@@ -320,7 +320,7 @@ class ZooKeeperPlace:
         self._blockers.clear()
         own, self._own = self._own, None
         if self._session is not None:
-            self._session.members.looking.discard(self._look)
+            self._session.members.looking.pop(self._look, None)
             if own is not None:
                 self._session.watches.forget(own, self._on_own_gone)
 
@@ -418,7 +418,7 @@ class ZooKeeperPlace:
             self._closes = now() + self._terms.max_hold
         if self._terms.linger:
             self._successors = Successors(session, self._node, self._listener.recalled)
-        session.members.looking.discard(self._look)
+        session.members.looking.pop(self._look, None)
         if watches:
             self._queues.soon(self.watch_own)
         self._untold = bool(self._terms.limit) and followed
