@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from redis.asyncio import ConnectionPool, RedisCluster
@@ -58,6 +59,12 @@ def host_in(primary: Sequence[Any], asked: str) -> str:
     return asked if not host or host == b"?" else host.decode()
 
 
+@lru_cache(1000)
+def _address(host: str, port: int) -> Address:
+    """Return always the same one: the owners of all slots are compared with those before."""
+    return host, port
+
+
 def owners_in(slots: Any, asked: str) -> tuple[list[Address | None], dict[Address, None]]:
     """Return who owns each slot, and all owners in the order of their slots, as CLUSTER SLOTS says."""
     if not slots:
@@ -66,7 +73,7 @@ def owners_in(slots: Any, asked: str) -> tuple[list[Address | None], dict[Addres
     present: dict[Address, None] = {}
     try:
         for first, last, primary, *_ in slots:
-            address = (host_in(primary, asked), int(primary[1]))
+            address = _address(host_in(primary, asked), int(primary[1]))
             owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
             present[address] = None
     except (ValueError, TypeError, AttributeError, IndexError) as wrong:

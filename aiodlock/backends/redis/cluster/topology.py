@@ -62,7 +62,8 @@ class Topology:
     """The primaries of a cluster.
 
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
-    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``_observers``,
+    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``_present`` (the
+    nodes that own slots, likewise), ``_observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_tasks`` (until ``run`` ends), ``_entering``
     (until nodes are connected; until then a refusal is fatal), ``_failure`` (why the last question for the
@@ -79,6 +80,7 @@ class Topology:
         self._observers: set[Observer] = set()
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._learned = list(self._owners)
+        self._present: dict[Address, None] = {}
         self.changed: asyncio.Event = asyncio.Event()
         self._told = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -136,7 +138,7 @@ class Topology:
         if any(node.server.wire is None for node in self.nodes.values()):
             return _ASK_EVERY * random.uniform(0.8, 1.0)
         # A node is kept for a while that owns no slot.
-        return _KEPT_FOR if self.nodes.keys() - set(self._learned) else None
+        return _KEPT_FOR if self.nodes.keys() - self._present.keys() else None
 
     async def _run_node(self, node: Node) -> None:
         assert self._listener is not None
@@ -326,7 +328,7 @@ class Topology:
         owners, present = owners_in(slots, asked)
         before, self._learned = self._learned, owners
         self._owners, self._failure = list(owners), None
-        owned = set(before)
+        owned, self._present = self._present, present
         self._keep(present, owned)
         for observer in tuple(self._observers):
             observer.settle()
@@ -339,11 +341,11 @@ class Topology:
 
         for node in self.nodes.values():
             node.again(moved)
-        if owned - present.keys() - {None} and self._listener is not None:
+        if owned.keys() - present.keys() and self._listener is not None:
             # The node that took its names over may not know the last grants.
             self._listener.on_other_server()
 
-    def _keep(self, present: dict[Address, None], owned: set[Address | None]) -> None:
+    def _keep(self, present: dict[Address, None], owned: dict[Address, None]) -> None:
         """Begin with nodes that own slots now, and end those that own none any more."""
         for address in present:
             if address not in self.nodes:
