@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..world import World
 from .wire import Wire
@@ -110,7 +110,8 @@ class Member:
 
     def send(self, to: Member, call: Callable[..., None], *args: Any) -> None:
         """Have another member do something, behind all that was sent to it before."""
-        self.ensemble.send(self, to, self.epoch, call, args)
+        ensemble = self.ensemble
+        ensemble.send((next(ensemble.serials), self, to, self.epoch, call, args))
 
     def tell(self, number: int, what: str, *args: Any) -> None:
         """Have a member do something, perhaps this one."""
@@ -156,11 +157,12 @@ class Member:
 
     def apply_until(self, number: int) -> None:
         """The first so many changes are committed."""
-        while self.applied < min(number, len(self.log)):
-            proposed = self.log[self.applied]
+        log, note_applied = self.log, self.ensemble.note_applied
+        while self.applied < number and self.applied < len(log):
+            proposed = log[self.applied]
             self.applied += 1
             result = self.apply(proposed)
-            self.ensemble.note_applied(self, proposed)
+            note_applied(self, proposed)
             if proposed.origin == self.number and proposed.answer is not None:
                 proposed.answer(result)
 
@@ -225,22 +227,17 @@ class Member:
         return heard + 1 >= self.ensemble.majority or self.world.time - self.heard_at[-1] <= limit
 
 
-class _Message(NamedTuple):
-    """From one member to another. In the order of their serials."""
-
-    serial: int
-    one: Member
-    to: Member
-    epoch: int
-    call: Callable[..., None]
-    args: tuple[Any, ...]
+#: From one member to another: a serial, by which messages are in order, who sends it to whom, the epoch,
+#: and what it is. (A plain tuple: half of all that happens in a seed are these.)
+_Message = tuple[int, Member, Member, int, Callable[..., None], tuple[Any, ...]]
 
 
 class Ensemble:
     """All servers, what lies between them, and who leads.
 
     Mutable state: ``members``, ``leader``, ``epoch``, ``cut`` (pairs of members between which nothing
-    passes), ``_last`` (delivery times, for the order), ``_held`` (what waits for a cut to heal).
+    passes), ``serials`` (of messages), ``_last`` (delivery times, for the order), ``_held`` (what waits for
+    a cut to heal).
     """
 
     member_class: type[Member]
@@ -255,7 +252,7 @@ class Ensemble:
         self.cut: set[frozenset[int]] = set()
         self._last: dict[tuple[int, int], float] = {}
         self._held: list[_Message] = []
-        self._serials = count()
+        self.serials = count()
         self.between = world.random.choice((0.0002, 0.003, 0.015))
         #: Told of each change that some member is the first to apply: the change, and that member.
         self.on_first: Callable[[Any, Any], None] = lambda change, member: None
@@ -295,29 +292,31 @@ class Ensemble:
     def is_cut(self, one: Member, other: Member) -> bool:
         return bool(self.cut) and frozenset((one.number, other.number)) in self.cut
 
-    def send(
-        self, one: Member, to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
-        self._send(_Message(next(self._serials), one, to, epoch, call, args))
-
-    def _send(self, message: _Message) -> None:
-        if self.is_cut(message.one, message.to):
+    def send(self, message: _Message) -> None:
+        _, one, to, _, _, _ = message
+        if self.cut and self.is_cut(one, to):
             self._held.append(message)
             return
-        key = (message.one.number, message.to.number)
-        when = self.world.time + self.between * self.world.random.uniform(0.5, 1.5)
-        when = self._last[key] = max(when, self._last.get(key, 0.0))
-        self.world.at(when, self._arrive, message)
+        world, key = self.world, (one.number, to.number)
+        when = world.time + self.between * (0.5 + world.random.random())
+        last = self._last.get(key, 0.0)
+        if last > when:
+            when = last
+        self._last[key] = when
+        world.at(when, self._arrive, message)
 
     def _arrive(self, message: _Message) -> None:
-        if self.is_cut(message.one, message.to):
+        _, one, to, epoch, call, args = message
+        if self.cut and self.is_cut(one, to):
             self._held.append(message)
+        elif to.paused:
+            to.do(self._take, to, epoch, call, args)
         else:
-            message.to.do(self._take, message.to, message.epoch, message.call, message.args)
+            self._take(to, epoch, call, args)
 
     @staticmethod
     def _take(to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if to.epoch == epoch and to.serves:
+        if to.epoch == epoch and to.role in ("leading", "following"):
             call(*args)
 
     def heal(self, pair: frozenset[int]) -> None:
@@ -325,7 +324,7 @@ class Ensemble:
         self.cut.discard(pair)
         held, self._held = sorted(self._held), []  # some were under way when it was cut
         for message in held:
-            self._send(message)
+            self.send(message)
 
     # -- who leads -----------------------------------------------------------------------------------
 
@@ -388,6 +387,6 @@ class Ensemble:
         member.apply_until(leader.committed)
         # Changes that were on their way to it are in its log.
         key = (leader.number, member.number)
-        self._held = [m for m in self._held if (m.one, m.to) != (leader, member)]
+        self._held = [m for m in self._held if m[1:3] != (leader, member)]
         self._last[key] = max(self._last.get(key, 0.0), self.world.time)
         self.world.log(f"{member!r} follows {leader!r}")

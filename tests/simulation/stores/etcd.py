@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from aiodlock._request import Request
 from aiodlock.backends.etcd import leases, ways
-from aiodlock.backends.etcd.messages import Message
-from aiodlock.backends.etcd.recipe import Keys, Queue, read_record
+from aiodlock.backends.etcd.messages import KeyValue, Message
+from aiodlock.backends.etcd.recipe import Keys, Queue, Record, read_record
 
 from ..scenario import Simulation
 from .cluster_faults import ClusterFaults
@@ -26,17 +26,23 @@ class Records:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        #: By request's key; each is read once.
+        self._read: dict[bytes, tuple[KeyValue, Record]] = {}
 
     def queue(self, kind: str, name: str) -> list[Stood]:
         keys = Keys.of("aiodlock", kind, name)
-        records = []
-        for kv in self._cluster.truth.range(*keys.requests):
-            records.append(read_record(keys.split(kv.key)[1], kv))
+        records = [self._record(keys, kv) for kv in self._cluster.truth.range(*keys.requests)]
         records.sort(key=lambda record: record.order)
         return [
             Stood(r.id, str(r.limit) if r.limit else r.mode[:1].replace("e", "x"), r.owner, r.order)
             for r in records
         ]
+
+    def _record(self, keys: Keys, kv: KeyValue) -> Record:
+        known = self._read.get(kv.key)
+        if known is None or known[0] is not kv:
+            known = self._read[kv.key] = kv, read_record(keys.split(kv.key)[1], kv)
+        return known[1]
 
     def is_closed(self, kind: str, name: str) -> bool:
         keys = Keys.of("aiodlock", kind, name)

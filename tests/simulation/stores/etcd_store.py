@@ -5,6 +5,7 @@ Left out: sorting, limits and old revisions of reads, users and roles, and alarm
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -48,6 +49,22 @@ class Token(NamedTuple):
 
 class Nothing(NamedTuple):
     """A read, or the first entry of a term: it changes nothing, and is carried out in its place."""
+
+
+#: What is compared, and how.
+_TARGETS = {
+    m.VERSION: "version",
+    m.CREATE: "create_revision",
+    m.MOD: "mod_revision",
+    m.LEASE: "lease",
+}
+_RESULTS: dict[int, Callable[[int, int], bool]] = {
+    m.EQUAL: operator.eq,
+    m.GREATER: operator.gt,
+    m.LESS: operator.lt,
+    m.NOT_EQUAL: operator.ne,
+}
+_NO_KEY = m.KeyValue()
 
 
 class Store:
@@ -121,24 +138,10 @@ class Store:
         return path
 
     def _holds(self, compare: m.Compare) -> bool:
-        found = self.range(compare.key, compare.range_end)
-        for kv in found or [m.KeyValue()]:
-            have, want = {
-                m.VERSION: (kv.version, compare.version),
-                m.CREATE: (kv.create_revision, compare.create_revision),
-                m.MOD: (kv.mod_revision, compare.mod_revision),
-                m.LEASE: (kv.lease, compare.lease),
-            }[compare.target]
-            want = want or 0
-            true = {
-                m.EQUAL: have == want,
-                m.GREATER: have > want,
-                m.LESS: have < want,
-                m.NOT_EQUAL: have != want,
-            }
-            if not true[compare.result]:
-                return False
-        return True
+        field, is_true = _TARGETS[compare.target], _RESULTS[compare.result]
+        want = getattr(compare, field) or 0
+        found = self.range(compare.key, compare.range_end) or [_NO_KEY]
+        return all(is_true(getattr(kv, field), want) for kv in found)
 
     def _carry_out(
         self, request: m.TxnRequest, path: dict[int, bool], events: list[m.Event]
@@ -213,9 +216,10 @@ class Store:
 
     def range(self, key: bytes, end: bytes) -> list[m.KeyValue]:
         """Return the keys of a range, in their order."""
+        keys = self.keys
         if not end:
-            return [self.keys[key]] if key in self.keys else []
-        return [self.keys[one] for one in sorted(self.keys) if key <= one < end]
+            return [keys[key]] if key in keys else []
+        return [keys[one] for one in sorted([one for one in keys if key <= one < end])]
 
     def read(self, request: m.RangeRequest) -> m.RangeResponse:
         found = self.range(request.key, request.range_end)

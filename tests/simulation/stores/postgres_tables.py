@@ -13,7 +13,7 @@ a free name are forgotten at their time, not by the sweep after it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from copy import copy
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -329,17 +329,19 @@ def _payload(message: Message, key: str) -> str:
     return text + "r" if message.word == "granted" and message.recalled else text
 
 
+_fields = attrgetter(*Entry.__slots__)
+
+
 def copy_of(name: Name | None, *, deep: bool) -> Name | None:
     """Return a name as it is now; unless ``deep``, only who holds and waits is certain to stay so."""
     if name is None:
         return None
-    twin = copy(name)
-    entry_of = copy if deep else _same
-    twin.holders = {id: entry_of(entry) for id, entry in name.holders.items()}
-    twin.waiters = {id: entry_of(entry) for id, entry in name.waiters.items()}
+    twin = Name.__new__(Name)
+    twin.__dict__.update(name.__dict__)
+    if deep:
+        twin.holders = {id: Entry(*_fields(entry)) for id, entry in name.holders.items()}
+        twin.waiters = {id: Entry(*_fields(entry)) for id, entry in name.waiters.items()}
+    else:
+        twin.holders, twin.waiters = dict(name.holders), dict(name.waiters)
     twin.markers, twin.broken = dict(name.markers), dict(name.broken)
     return twin
-
-
-def _same(entry: Entry) -> Entry:
-    return entry

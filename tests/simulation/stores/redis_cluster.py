@@ -15,10 +15,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import hiredis
-from redis.crc import key_slot
+from redis import crc
 
 from aiodlock.backends.memory.machine import Name
 from aiodlock.backends.redis.scripts import ALL
@@ -29,6 +30,7 @@ from .redis_machine import Keys, Refusal, Said, encode, has_part, parts_of, scri
 from .wire import Stream, Wire
 
 SLOTS = 16384
+key_slot = lru_cache(10_000)(crc.key_slot)
 PORT = 6379
 #: Of the servers' clocks, in seconds. They agree.
 _EPOCH = 1_700_000_000.0
@@ -205,7 +207,7 @@ class Node:
         """Carry a command out; return its answer."""
         name = fields[0].upper().decode()
         asking, session.asking = session.asking, False
-        return getattr(self, f"_{name.lower()}")(session, [f for f in fields[1:]], asking)
+        return getattr(self, f"_{name.lower()}")(session, fields[1:], asking)
 
     def _asking(self, session: Session, words: list[bytes], asking: bool) -> Any:
         session.asking = True
@@ -278,7 +280,7 @@ class Node:
         reply, said = self.keys.run(script, keys, arguments, self.now_us())
         if script not in ("inspect", "tell"):
             id = arguments[0].decode()
-            self.world.log(f"{self!r}: {script} {base} {id} -> {_shown(reply)}")
+            self.world.log(_Ran(repr(self), script, base, id, reply))
             self.cluster.on_call(self, script, base, id, reply, before)
             self.changed(base)
         if not all(map(self.has, there)):
@@ -470,6 +472,19 @@ def copy_keys(keys: Keys) -> Keys:
         assert copied is not None
         twin.names[base] = copied
     return twin
+
+
+class _Ran(NamedTuple):
+    """What is logged of a script, as text when somebody reads it."""
+
+    node: str
+    script: str
+    base: str
+    id: str
+    reply: Any
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.script} {self.base} {self.id} -> {_shown(self.reply)}"
 
 
 def _shown(reply: Any) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from redis.crc import key_slot
-
 from aiodlock._request import HELD, Request
 from aiodlock.backends import _label
 from aiodlock.backends.memory.machine import Asked, Name
@@ -21,7 +19,7 @@ from aiodlock.backends.redis import source as redis_source
 from ..scenario import Simulation
 from ..world import Process
 from .promises import Promises, Stood
-from .redis_cluster import PORT, Cluster, Move, Node, Session, move_at_once
+from .redis_cluster import PORT, Cluster, Move, Node, Session, key_slot, move_at_once
 from .redis_dialling import make_connection
 from .scene import Scene, StoreFaults
 

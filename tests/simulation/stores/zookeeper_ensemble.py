@@ -217,6 +217,9 @@ class Client:
         seen = self.member.tree.zxid if zxid is None else zxid
         return _REPLY.pack(asked.xid, seen, code) + (b"" if code else body)
 
+    def watches_for(self, path: str) -> bool:
+        return path in self.watches["data"] or path in self.watches["children"]
+
     def fire(self, kind: int, path: str) -> None:
         """A node has come, was written or has gone."""
         if kind == jute.CHILDREN_CHANGED:
@@ -249,6 +252,10 @@ class Client:
 _WRITES = (
     jute.CREATE, jute.CREATE2, jute.CREATE_CONTAINER, jute.DELETE, jute.SET_DATA, jute.CHECK,
 )  # fmt: skip
+
+
+def _serial_of(client: Client) -> int:
+    return client.stream.serial
 
 
 class Member(consensus.Member):
@@ -303,12 +310,13 @@ class Member(consensus.Member):
         self.clients.clear()
 
     def _told(self, kind: int, path: str) -> None:
-        for client in self.in_order():
+        those = [client for client in self.clients if client.watches_for(path)]
+        for client in sorted(those, key=_serial_of) if len(those) > 1 else those:
             client.fire(kind, path)
 
     def in_order(self) -> list[Client]:
         """Return its clients, oldest first: a set's order is another one in each run."""
-        return sorted(self.clients, key=lambda client: client.stream.serial)
+        return sorted(self.clients, key=_serial_of)
 
     def on_valid(self, client: Client, session: int, timeout: int) -> None:
         client.welcome(session, timeout)
