@@ -1,17 +1,20 @@
 """The options of locks by their keywords, so that editors complete them and type checkers refuse others.
 
-At run time they are passed on to ``Client.lock``, and checked there.
+At run time they are passed on to ``Client.lock``, and checked there. What ``on_lost`` takes is another thing
+for tasks and for threads.
 """
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Generic, TypeAlias, TypedDict, TypeVar
 
 from ._options import OnLost
 
+_L = TypeVar("_L")
 
-class CommonKeywords(TypedDict, total=False):
-    """What every description takes; ``on_lost`` has other values for threads."""
+
+class CommonKeywords(TypedDict, Generic[_L], total=False):
+    """What every description takes."""
 
     ttl: float | None
     auto_extend: bool
@@ -21,25 +24,29 @@ class CommonKeywords(TypedDict, total=False):
     note: str
     margin: float
     confirm_release: bool
+    on_lost: _L
 
 
-class UnnamedKeywords(CommonKeywords, total=False):
+class UnnamedKeywordsOf(CommonKeywords[_L], Generic[_L], total=False):
     """Options of ``multilock``, whose timeout is a parameter of its own."""
 
-    on_lost: OnLost
     owner: str | None
     linger: float
 
 
-class OwnerlessKeywords(CommonKeywords, total=False):
+class OwnerlessKeywordsOf(CommonKeywords[_L], Generic[_L], total=False):
     """Options of ``semaphore``, ``election`` and ``once``."""
 
-    on_lost: OnLost
     timeout: float | None
 
 
-class LockKeywords(OwnerlessKeywords, total=False):
+class LockKeywordsOf(OwnerlessKeywordsOf[_L], Generic[_L], total=False):
     """Options of ``lock`` and ``rwlock``."""
 
     owner: str | None
     linger: float
+
+
+UnnamedKeywords: TypeAlias = UnnamedKeywordsOf[OnLost]
+OwnerlessKeywords: TypeAlias = OwnerlessKeywordsOf[OnLost]
+LockKeywords: TypeAlias = LockKeywordsOf[OnLost]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from .._errors import LockLost
-from .._keywords import CommonKeywords
+from .._keywords import LockKeywordsOf, OwnerlessKeywordsOf, UnnamedKeywordsOf
 
 OnLost: TypeAlias = Literal["flag"] | Callable[[LockLost], object]
 #: Stands for "not given".
@@ -34,23 +34,6 @@ class ClientOptions(TypedDict, total=False):
     deadlock_after: float | None
 
 
-class UnnamedOptions(CommonKeywords, total=False):
-    """Options of ``multilock``, whose timeout is a parameter of its own."""
-
-    on_lost: OnLost
-    owner: str | None
-    linger: float
-
-
-class OwnerlessOptions(CommonKeywords, total=False):
-    """Options of ``semaphore``, ``election`` and ``once``."""
-
-    on_lost: OnLost
-    timeout: float | None
-
-
-class LockOptions(OwnerlessOptions, total=False):
-    """Options of ``lock`` and ``rwlock``."""
-
-    owner: str | None
-    linger: float
+UnnamedOptions: TypeAlias = UnnamedKeywordsOf[OnLost]
+OwnerlessOptions: TypeAlias = OwnerlessKeywordsOf[OnLost]
+LockOptions: TypeAlias = LockKeywordsOf[OnLost]

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 import redis
@@ -170,8 +170,8 @@ def test_the_options_of_threads_are_those_of_tasks() -> None:
         return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
 
     assert options(aiodlock.Client.__init__) == set(typed.ClientOptions.__annotations__)
-    assert options(aiodlock.Client.lock) == set(typed.LockOptions.__annotations__)
+    assert options(aiodlock.Client.lock) == set(get_origin(typed.LockOptions).__annotations__)
     without = {"owner", "linger"}
-    assert options(aiodlock.Client.lock) - without == set(typed.OwnerlessOptions.__annotations__)
+    assert options(aiodlock.Client.lock) - without == set(get_origin(typed.OwnerlessOptions).__annotations__)
     without = {"timeout"}
-    assert options(aiodlock.Client.lock) - without == set(typed.UnnamedOptions.__annotations__)
+    assert options(aiodlock.Client.lock) - without == set(get_origin(typed.UnnamedOptions).__annotations__)
