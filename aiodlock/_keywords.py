@@ -1,7 +1,7 @@
 """The options of locks by their keywords, so that editors complete them and type checkers refuse others.
 
-At run time they are passed on to ``Client.lock``, and checked there. What ``on_lost`` takes is another thing
-for tasks and for threads.
+At run time they are passed on to ``Client.lock``, and checked there. For threads ``on_lost`` takes other
+values.
 """
 
 from __future__ import annotations

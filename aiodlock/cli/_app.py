@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,10 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import BackendError, Client, LockInfo, Unsupported
+from .._client import core_of
+from .._cycles import Cycle
 from .._model import Kind
 from ..backends.sources import check_scheme
 from . import _doctor, _finding, _init, _run, _run_options, _show
-from ._source import read_source
+from ._source import collect, read_source
 from ._words import RunCommand
 
 _T = TypeVar("_T")
@@ -115,6 +117,16 @@ def _do(work: Coroutine[Any, Any, _T]) -> _T:
         raise typer.Exit(130) from None
 
 
+def _ask(url: str, prefix: str, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+    """Do it with a client of the store."""
+
+    async def entered() -> _T:
+        async with Client(read_source(url), prefix=prefix) as client:
+            return await work(client)
+
+    return _do(entered())
+
+
 def _check_run_source(url: str) -> None:
     source = read_source(url)
     if "memory" in map(check_scheme, [source] if isinstance(source, str) else source):
@@ -200,12 +212,7 @@ def forget(name: Name, url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json 
 
     The exit code is 1 if no success was on record. A command that runs is not touched.
     """
-
-    async def work() -> bool:
-        async with Client(read_source(url), prefix=prefix) as client:
-            return await client.forget(name)
-
-    known = _do(work())
+    known = _ask(url, prefix, lambda client: client.forget(name))
     if as_json:
         _show.print_json({"name": name, "forgotten": known})
     else:
@@ -226,18 +233,11 @@ def list_locks(
     In a terminal, `ls` prints a table. In a pipe, it prints a line for each lock, with tabs between the
     columns.
     """
-    infos = _do(_list(url, prefix, match))
+    infos = _ask(url, prefix, lambda client: collect(client, match))
     if as_json:
         _show.print_json([_show.as_dict(info) for info in infos])
     else:
         _show.print_list(infos, header=header)
-
-
-async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
-    async with Client(read_source(url), prefix=prefix) as client:
-        return sorted(
-            [info async for info in client.locks(match)], key=lambda info: (info.name, info.kind)
-        )
 
 
 @app.command()
@@ -260,26 +260,23 @@ def show(
     The text is for people. Programs use `--json`.
     """
     guess = kind is None and not as_json  # a program must know what it gets
-    info = _do(_inspect(url, prefix, name, kind or "lock", or_other=guess))
+    info = _ask(url, prefix, lambda client: _inspect(client, name, kind or "lock", or_other=guess))
     if as_json:
         _show.print_json(_show.as_dict(info))
     else:
         _show.print_one(info)
 
 
-async def _inspect(
-    url: str, prefix: str, name: str, kind: Kind, *, or_other: bool = False
-) -> LockInfo:
+async def _inspect(client: Client, name: str, kind: Kind, *, or_other: bool = False) -> LockInfo:
     """Return what is known of the name, or of another kind that is in use where this one is not."""
-    async with Client(read_source(url), prefix=prefix) as client:
-        info = await client.inspect(name, kind=kind)
-        if info.holders or info.waiters or info.recorded or info.closed:
-            return info
-        others = await _others(client, name, kind)
-        if or_other and len(others) == 1:
-            return others[0]
-        _hint_at(others)
+    info = await client.inspect(name, kind=kind)
+    if info.holders or info.waiters or info.recorded or info.closed:
         return info
+    others = await _others(client, name, kind)
+    if or_other and len(others) == 1:
+        return others[0]
+    _hint_at(others)
+    return info
 
 
 async def _others(client: Client, name: str, kind: Kind) -> list[LockInfo]:
@@ -315,7 +312,7 @@ def break_lock(
     keep the lock. With `--yes`, whoever holds it loses it. The exit code is 1 if nobody was released.
     """
     shown = None if yes else _confirmed(url, prefix, name, kind)
-    count = _do(_break(url, prefix, name, kind, shown))
+    count = _ask(url, prefix, lambda client: _break(client, name, kind, shown))
     if as_json:
         _show.print_json({"name": name, "broken": count})
     else:
@@ -328,7 +325,7 @@ def _confirmed(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
     if not sys.stdin.isatty():
         print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
         raise typer.Exit(2)
-    found = _do(_inspect(url, prefix, name, kind))
+    found = _ask(url, prefix, lambda client: _inspect(client, name, kind))
     print(f"{name!r} is {_show.who(found) or 'free'}.")
     if not found.holders and not found.closed:
         raise typer.Exit(1)
@@ -337,20 +334,19 @@ def _confirmed(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
     return found
 
 
-async def _break(url: str, prefix: str, name: str, kind: Kind, found: LockInfo | None) -> int:
+async def _break(client: Client, name: str, kind: Kind, found: LockInfo | None) -> int:
     """Release the holders that were shown, or with None whoever holds; say why nobody was released."""
     shown = None if found is None else [holder.token for holder in found.holders]
-    async with Client(read_source(url), prefix=prefix) as client:
-        # What only keeps the name closed has no token, so all would be broken: not who came meanwhile.
-        meant = shown != [] or not (await client.inspect(name, kind=kind)).holders
-        count = await client.break_lock(name, kind=kind, tokens=shown or None) if meant else 0
-        if not meant or (shown and not count):
-            info = await client.inspect(name, kind=kind)
-            text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
-            print(f"aiodlock: {text}", file=sys.stderr)
-        elif not count:
-            _hint_at(await _others(client, name, kind))
-        return count
+    # What only keeps the name closed has no token, so all would be broken: not who came meanwhile.
+    meant = shown != [] or not (await client.inspect(name, kind=kind)).holders
+    count = await client.break_lock(name, kind=kind, tokens=shown or None) if meant else 0
+    if not meant or (shown and not count):
+        info = await client.inspect(name, kind=kind)
+        text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
+        print(f"aiodlock: {text}", file=sys.stderr)
+    elif not count:
+        _hint_at(await _others(client, name, kind))
+    return count
 
 
 @app.command()
@@ -408,9 +404,7 @@ def deadlocks(url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) 
 
     The exit code is 1 if there is a deadlock.
     """
-    from ._deadlocks import find
-
-    cycles = _do(find(url, prefix))
+    cycles = _ask(url, prefix, _deadlocks)
     if as_json:
         _show.print_json([cycle.members() for cycle in cycles])
     else:
@@ -419,6 +413,12 @@ def deadlocks(url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) 
         if not cycles and _show.for_people():
             print("No requests wait for each other.")
     raise typer.Exit(1 if cycles else 0)
+
+
+async def _deadlocks(client: Client) -> list[Cycle]:
+    """Return each cycle of waits that clients have told once, from its youngest request on."""
+    waiting = {waiter.client async for info in client.locks() for waiter in info.waiters}
+    return await core_of(client).deadlocks(waiting)
 
 
 _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}

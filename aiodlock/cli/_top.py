@@ -21,7 +21,7 @@ from rich.text import Text
 from .. import BackendError, Client, LockInfo
 from . import _show
 from ._hand_overs import HandOvers, counting
-from ._source import read_source
+from ._source import collect, read_source
 
 #: More lines fit into no terminal.
 _LINES = 100
@@ -84,13 +84,6 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
-
-
-async def collect(client: Client, match: str) -> list[LockInfo]:
-    """Return every lock that is held or waited for, by name."""
-    return sorted(
-        [info async for info in client.locks(match)], key=lambda info: (info.name, info.kind)
-    )
 
 
 async def _print(wanted: Top, client: Client, hand_overs: HandOvers) -> None:
