@@ -1,4 +1,4 @@
-"""Client: one process's connection to the place where locks live. Makes locks; owns what runs.
+"""Client: what a user can ask for, in one place. What it hands out, and what runs, is in other files.
 
 Over 400 lines: half of them are the docstrings that make the reference.
 """
@@ -6,13 +6,10 @@ Over 400 lines: half of them are the docstrings that make the reference.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
-from urllib.parse import quote, unquote
 
 from ._capabilities import needs
 from ._core import Core
@@ -20,11 +17,12 @@ from ._description import Description
 from ._election import Election
 from ._hooks import Hooks
 from ._keywords import LockKeywords, OwnerlessKeywords, UnnamedKeywords
+from ._lease import read_sequencer
 from ._lock import Lock, ReadWriteLock, Semaphore
-from ._locked import CallTemplate, check_function
-from ._model import Kind, LockInfo, Mode
-from ._multilock import MultiLock
-from ._once import Once, check_hold, recordable
+from ._locked import done_once, held_around
+from ._model import Kind, LockInfo
+from ._multilock import MultiLock, described_once
+from ._once import Once, check_hold
 from ._options import (
     CLIENTS_ELSEWHERE,
     CLOSING_ELSEWHERE,
@@ -53,8 +51,6 @@ SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-
-_TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
 
 @answers(CLIENTS_ELSEWHERE | CLOSING_ELSEWHERE)
@@ -343,27 +339,8 @@ class Client:
         await report("2026-11-22")
         ```
         """
-        parsed = CallTemplate(template)
         self.once("options", keep=keep, **options)  # wrong ones are told when decorating
-
-        def decorate(
-            function: Callable[_P, Coroutine[Any, Any, _T]],
-        ) -> Callable[_P, Coroutine[Any, Any, _T | str | bytes | None]]:
-            check_function(function, coroutine=True, instead="aiodlock.sync.Client.once_per")
-            name_of = parsed.of(function)
-
-            @functools.wraps(function)
-            async def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
-                async with self.once(name_of(*args, **kwargs), keep=keep, **options) as once:
-                    if not once.first:
-                        return once.result
-                    result = await function(*args, **kwargs)
-                    once.result = recordable(result)
-                    return result
-
-            return once_per
-
-        return decorate
+        return done_once(template, lambda name: self.once(name, keep=keep, **options))
 
     async def forget(self, name: str) -> bool:
         """Take the success of ``once`` off the record, so that it can be done again; touch no running body.
@@ -422,31 +399,10 @@ class Client:
         if not names_or_locks:
             raise ValueError("multilock needs at least one name")
         self.lock("options", **options)  # wrong ones are an error also when all come as locks
-        given: dict[str, list[Description]] = {}
-        plain: dict[str, Description] = {}
-        for one in names_or_locks:
-            if isinstance(one, Lock):
-                described = one._described
-                if described.core is not self._core:
-                    raise ValueError(f"{one!r} belongs to another client than {self!r}")
-                given.setdefault(one.name, []).append(described)
-            elif isinstance(one, str):
-                plain[one] = self._describe(one, **options)
-            else:
-                raise TypeError(
-                    f"multilock takes names and Lock objects (such as rwlock(name).read), not {one!r}"
-                )
-        merged = plain | {name: self._merge(same) for name, same in given.items()}
-        for name in plain.keys() & given.keys():
-            merged[name] = merged[name].in_mode("exclusive")
-        return MultiLock(self._core, list(merged.values()), timeout)
-
-    @staticmethod
-    def _merge(same: list[Description]) -> Description:
-        """Choose one of several descriptions of a name: the first that is exclusive, else the first."""
-        if len({lock.options.owner for lock in same}) > 1:
-            raise ValueError(f"{same[0].name!r} is given with different owners, and is taken once")
-        return next((lock for lock in same if lock.terms.mode == "exclusive"), same[0])
+        described = described_once(
+            self._core, names_or_locks, lambda name: self._describe(name, **options)
+        )
+        return MultiLock(self._core, described, timeout)
 
     def _describe(self, name: str, **options: Any) -> Description:
         """Describe an exclusive lock, which other kinds are made of, by options as of ``lock``."""
@@ -477,23 +433,8 @@ class Client:
         :raises ValueError: (when decorating) for a field that is not a parameter, for two fields without a
             separator between them, and for wrong options; (when calling) for a name that is too long.
         """
-        parsed = CallTemplate(template)
         self.lock("options", **options)  # wrong ones are told when decorating
-
-        def decorate(
-            function: Callable[_P, Coroutine[Any, Any, _T]],
-        ) -> Callable[_P, Coroutine[Any, Any, _T]]:
-            check_function(function, coroutine=True, instead="aiodlock.sync.Client.locked")
-            name_of = parsed.of(function)
-
-            @functools.wraps(function)
-            async def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-                async with self.lock(name_of(*args, **kwargs), **options):
-                    return await function(*args, **kwargs)
-
-            return locked
-
-        return decorate
+        return held_around(template, lambda name: self.lock(name, **options))
 
     # -- for people ------------------------------------------------------------------------------
 
@@ -584,7 +525,7 @@ class Client:
         """
         if not isinstance(sequencer, str):
             raise TypeError(f"sequencer must be a str, not {sequencer!r}")
-        parsed = _read_sequencer(sequencer)
+        parsed = read_sequencer(sequencer)
         if parsed is None:
             return False
         kind, name, mode, token = parsed
@@ -607,22 +548,3 @@ def _refuse(options: OwnerlessKeywords, owner: str, linger: str) -> None:
         raise ValueError(owner)
     if given.get("linger"):
         raise ValueError(f"linger has no meaning for {linger}")
-
-
-def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
-    """Take a sequencer apart; None for what no lease can have made."""
-    encoded, _, rest = text.partition(":")
-    mode, _, token = rest.partition(":")
-    if not _TOKEN.fullmatch(token) or mode not in ("exclusive", "shared", "semaphore", "once"):
-        return None
-    try:
-        name = check_text("name", unquote(encoded, errors="strict"))
-    except ValueError:
-        return None
-    if quote(name, safe="") != encoded:
-        return None
-    if mode == "semaphore":
-        return "semaphore", name, "shared", int(token)
-    if mode == "once":
-        return "once", name, "exclusive", int(token)
-    return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)

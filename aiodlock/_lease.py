@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Never, NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ._acquisition import Acquisition
 from ._body import AsyncBlock
 from ._capabilities import refuse_short
 from ._errors import BackendError, LockLost, NotHeld, Unsupported
-from ._model import Mode
+from ._model import Kind, Mode
 from ._options import (
     LARGEST_MARGIN,
     LEASES_ELSEWHERE,
     SHORTEST_TTL,
     answers,
     check_seconds,
+    check_text,
     refuse_keywords,
 )
 from ._request import HELD, Request
+
+_TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
 
 @answers(LEASES_ELSEWHERE)
@@ -200,3 +204,22 @@ class Lease(LeaseView, AsyncBlock[Acquisition]):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{self!r} is one acquisition: it cannot be copied or pickled")
+
+
+def read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
+    """Take a sequencer apart; None for what no lease can have made."""
+    encoded, _, rest = text.partition(":")
+    mode, _, token = rest.partition(":")
+    if not _TOKEN.fullmatch(token) or mode not in ("exclusive", "shared", "semaphore", "once"):
+        return None
+    try:
+        name = check_text("name", unquote(encoded, errors="strict"))
+    except ValueError:
+        return None
+    if quote(name, safe="") != encoded:
+        return None
+    if mode == "semaphore":
+        return "semaphore", name, "shared", int(token)
+    if mode == "once":
+        return "once", name, "exclusive", int(token)
+    return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)

@@ -1,7 +1,8 @@
-"""What ``@client.locked`` and ``@client.once_per`` need: a call's name, and which functions they take."""
+"""``@client.locked`` and ``@client.once_per``: a call's name, and which functions they take."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from asyncio import Future
 from collections.abc import (
@@ -15,11 +16,15 @@ from collections.abc import (
 )
 from concurrent.futures import Future as ThreadFuture
 from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from ._lock import Lock
 from ._naming import Template
+from ._once import Once, recordable
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+_Function: TypeAlias = Callable[_P, Coroutine[Any, Any, _T]]
 #: What a function may return that runs, or lets run, only when the function has returned.
 _LATER: Mapping[str, tuple[type, ...]] = {
     "an awaitable": (Awaitable, Future),
@@ -31,6 +36,50 @@ _CLOSED_BY: Mapping[str, tuple[type, ...]] = {
     "close": (Coroutine, Generator),
     "cancel": (Future, ThreadFuture),
 }
+
+
+def held_around(
+    template: str, lock_of: Callable[[str], Lock]
+) -> Callable[[_Function[_P, _T]], _Function[_P, _T]]:
+    """As ``Client.locked``."""
+    parsed = CallTemplate(template)
+
+    def decorate(function: _Function[_P, _T]) -> _Function[_P, _T]:
+        check_function(function, coroutine=True, instead="aiodlock.sync.Client.locked")
+        name_of = parsed.of(function)
+
+        @functools.wraps(function)
+        async def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            async with lock_of(name_of(*args, **kwargs)):
+                return await function(*args, **kwargs)
+
+        return locked
+
+    return decorate
+
+
+def done_once(
+    template: str, once_of: Callable[[str], Once]
+) -> Callable[[_Function[_P, _T]], _Function[_P, _T | str | bytes | None]]:
+    """As ``Client.once_per``."""
+    parsed = CallTemplate(template)
+
+    def decorate(function: _Function[_P, _T]) -> _Function[_P, _T | str | bytes | None]:
+        check_function(function, coroutine=True, instead="aiodlock.sync.Client.once_per")
+        name_of = parsed.of(function)
+
+        @functools.wraps(function)
+        async def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
+            async with once_of(name_of(*args, **kwargs)) as once:
+                if not once.first:
+                    return once.result
+                result = await function(*args, **kwargs)
+                once.result = recordable(result)
+                return result
+
+        return once_per
+
+    return decorate
 
 
 class CallTemplate:

@@ -24,7 +24,7 @@ from ._core import Core
 from ._description import Description
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease, LeaseView
-from ._lock import UNSET
+from ._lock import UNSET, Lock
 from ._options import check_timeout, refuse_keywords
 from ._request import Block
 from ._session import Session
@@ -34,6 +34,37 @@ _L = TypeVar("_L", bound=LeaseView)
 
 #: So many leases are left in one turn of the event loop.
 _AT_ONCE = 100
+
+
+def described_once(
+    core: Core, names_or_locks: Sequence[str | Lock], describe: Callable[[str], Description]
+) -> list[Description]:
+    """Return one description for each name of a multilock, as ``Client.multilock`` says."""
+    given: dict[str, list[Description]] = {}
+    plain: dict[str, Description] = {}
+    for one in names_or_locks:
+        if isinstance(one, Lock):
+            described = one._described
+            if described.core is not core:
+                raise ValueError(f"{one!r} belongs to another client than {core!r}")
+            given.setdefault(one.name, []).append(described)
+        elif isinstance(one, str):
+            plain[one] = describe(one)
+        else:
+            raise TypeError(
+                f"multilock takes names and Lock objects (such as rwlock(name).read), not {one!r}"
+            )
+    merged = plain | {name: _merge(same) for name, same in given.items()}
+    for name in plain.keys() & given.keys():
+        merged[name] = merged[name].in_mode("exclusive")
+    return list(merged.values())
+
+
+def _merge(same: list[Description]) -> Description:
+    """Choose one of several descriptions of a name: the first that is exclusive, else the first."""
+    if len({lock.options.owner for lock in same}) > 1:
+        raise ValueError(f"{same[0].name!r} is given with different owners, and is taken once")
+    return next((lock for lock in same if lock.terms.mode == "exclusive"), same[0])
 
 
 class MultiLock:
