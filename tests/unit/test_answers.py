@@ -169,9 +169,12 @@ def test_the_options_of_threads_are_those_of_tasks() -> None:
         parameters = inspect.signature(call).parameters.values()
         return {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
 
-    assert options(aiodlock.Client.__init__) == set(typed.ClientOptions.__annotations__)
-    assert options(aiodlock.Client.lock) == set(get_origin(typed.LockOptions).__annotations__)
+    def typed_in(kind: object) -> set[str]:
+        return set((get_origin(kind) or kind).__annotations__)
+
+    assert options(aiodlock.Client.__init__) == typed_in(typed.ClientOptions)
+    assert options(aiodlock.Client.lock) == typed_in(typed.LockOptions)
     without = {"owner", "linger"}
-    assert options(aiodlock.Client.lock) - without == set(get_origin(typed.OwnerlessOptions).__annotations__)
+    assert options(aiodlock.Client.lock) - without == typed_in(typed.OwnerlessOptions)
     without = {"timeout"}
-    assert options(aiodlock.Client.lock) - without == set(get_origin(typed.UnnamedOptions).__annotations__)
+    assert options(aiodlock.Client.lock) - without == typed_in(typed.UnnamedOptions)
