@@ -33,6 +33,8 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(70) from None
+    # redis-py imports OpenTelemetry's SDK where that is installed: a fifth of a start, for nothing here.
+    sys.modules.setdefault("opentelemetry.sdk", None)  # type: ignore[arg-type]
     from ._app import app
 
     app()

@@ -15,15 +15,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from .. import BackendError, Client, LockInfo, Unsupported
 from .._client import core_of
 from .._cycles import Cycle
 from .._model import Kind
 from ..backends.sources import check_scheme
-from . import _doctor, _finding, _init, _run, _run_options, _show
+from . import _finding, _init, _run, _run_options, _show
 from ._source import collect, read_source
 from ._words import RunCommand
 
@@ -438,10 +436,15 @@ def doctor(
 
     The exit code is 1 if one of the findings is an error.
     """
+    from . import _doctor  # redis-py, which few stores need
+
     findings = _do(_doctor.examine(read_source(url), prefix=prefix, fix=fix))
     if as_json:
         _show.print_json([dataclasses.asdict(finding) for finding in findings])
     elif _show.for_people():
+        from rich.table import Table
+        from rich.text import Text
+
         found = Table(
             "subject", "level", "found", "what it means, and how to fix it", show_lines=True
         )

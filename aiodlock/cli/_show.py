@@ -6,17 +6,17 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
-
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import HolderInfo, LockInfo, RecordedInfo, WaiterInfo
 from .._model import value_of
 from .._text import plural as plural
 from .._text import printable as printable
+
+# Rich is imported where a terminal is written to: `run` and what prints into a pipe start sooner without.
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 #: The columns of ``ls`` and ``top`` in a pipe, in order, and what they mean.
 COLUMNS = {
@@ -56,6 +56,8 @@ _LEFT_OUT = ("s held", "mode", "holders", "s left", "kind", "s waited", "waiters
 
 def console() -> Console:
     """Return a console on the present stdout (tests and pipes exchange it)."""
+    from rich.console import Console
+
     return Console(file=sys.stdout, highlight=False)
 
 
@@ -112,6 +114,10 @@ def _nobody_holds(info: LockInfo) -> str:
 
 def table(infos: list[LockInfo]) -> Table:
     """Return a table with a line for each lock. What does not fit is cut or left out, the name last."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
     rows = [dict(zip(_HEADINGS, _row(info), strict=True)) for info in infos]
     widths = {
         heading: max([cell_len(heading), *(cell_len(row[heading]) for row in rows)])
@@ -246,6 +252,8 @@ def _words_of_users(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows of one length, without the columns that are empty in all of them."""
+    from rich.cells import cell_len
+
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         padded = (

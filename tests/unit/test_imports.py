@@ -61,6 +61,29 @@ def test_importing_loads_no_driver() -> None:
         assert driver not in modules, f"{driver} was imported"
 
 
+def _imported_by_the_command(*arguments: str, then: str = "") -> set[str]:
+    return _imported(
+        "import contextlib, sys\n"
+        f"sys.argv = ['aiodlock', *{arguments!r}]\n"
+        "from aiodlock.cli import main\n"
+        f"with contextlib.suppress(SystemExit):\n    main()\n{then}"
+    )
+
+
+def test_a_command_loads_what_it_uses() -> None:
+    """People wait for each start, and cron and CI start many."""
+    modules = _imported_by_the_command("ls", "--url", "memory://")
+    assert "aiodlock.backends.memory" in modules
+    for unused in ("redis", "asyncpg", "hpack", "starlette", "rich.console", "rich.table", "pty"):
+        assert unused not in modules, f"{unused} was imported"
+
+
+def test_the_command_loads_redis_py_without_a_telemetry_that_is_installed() -> None:
+    modules = _imported_by_the_command("--version", then="import redis.asyncio")
+    assert "redis.asyncio" in modules
+    assert not [name for name in modules if name.startswith("opentelemetry.sdk.")]
+
+
 def test_memory_works_with_nothing_but_anyio() -> None:
     """Every other package that could be imported is missing."""
     _imported(
