@@ -12,6 +12,10 @@ import time
 #: How far this process's clock and the store's may drift apart within one lease.
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 
+#: Some loops have timers of whole milliseconds (uvloop). One that is set so much later than something is
+#: due does not come before it, to be set again and again until it is.
+TIMER_STEP = 0.001
+
 #: Which clock ``clock_gettime`` is asked for.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

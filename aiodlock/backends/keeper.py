@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from .._agenda import NEVER, Agenda, Entry
 from .._backoff import pause_after
-from .._clock import now
+from .._clock import TIMER_STEP, now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
@@ -375,7 +375,7 @@ class Keeper:
             self._timer = None
         self._wake_at = wake_at
         if wake_at != NEVER:
-            pause = min(max(0.0, wake_at - now()), _LONGEST_TIMER)
+            pause = min(max(0.0, wake_at - now()) + TIMER_STEP, _LONGEST_TIMER)
             self._timer = self._loop.call_later(pause, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from ..._backoff import pause_after
-from ..._clock import local_deadline, now
+from ..._clock import TIMER_STEP, local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
 from ..base import Unanswered
 from . import calls as api
@@ -345,7 +345,7 @@ class Leases:
                 if lease in due:
                     lease.sent(moment)
                     await send(m.LeaseKeepAliveRequest(lease.id))
-            pause = self._until_next(now())
+            pause = self._until_next(now()) + TIMER_STEP
             look_at = now() + pause
             try:
                 async with asyncio.timeout(pause):

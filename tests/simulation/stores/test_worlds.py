@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
+from aiodlock._deadlines import Deadlines
+
 from ..catching import assert_caught, one_of_each
 from ..run import run_seed
+from ..scenario import Simulation
+from ..world import SimLoop
 from .etcd import EtcdScene
 from .etcd_variants import ETCD_VARIANTS
 from .postgres import PostgresScene
@@ -64,3 +69,26 @@ def test_broken_client_is_caught(name: str) -> None:
 def test_same_seed_gives_the_same_run() -> None:
     for kind in WORLDS.values():
         assert run_seed(3, kind=kind).digest == run_seed(3, kind=kind).digest
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_timer_that_comes_early_is_not_set_again_and_again(world: str) -> None:
+    """On a loop with timers of whole milliseconds. Ends of leases alone are waited for to the moment."""
+    call_at, early = SimLoop.call_at, 0
+
+    def counted(loop: SimLoop, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        nonlocal early
+        if 0.0 < when - loop.process.monotonic() < 0.0005 and not of_deadlines(callback):
+            early += 1
+        return call_at(loop, when, callback, *args, context=context)
+
+    def of_deadlines(callback: Any) -> bool:
+        return isinstance(getattr(callback, "__self__", None), Deadlines)
+
+    def with_coarse_timers(simulation: Simulation) -> None:
+        simulation.coarse_timers = True
+        simulation.patch(SimLoop, "call_at", counted)
+
+    for seed in range(3):
+        assert not run_seed(seed, with_coarse_timers, WORLDS[world]).checker
+    assert early < 50
