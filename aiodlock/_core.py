@@ -159,12 +159,15 @@ class Core:
     async def ready(self, name: str | None = None, within: float | None = None) -> Session:
         """Return the session; if it has died, wait so long for the next one, as for a store that is away.
 
-        :param within: seconds; None: ``unavailable_after``.
+        :param within: seconds, as a timeout. None: ``unavailable_after``; 0: as long as a call takes that
+            does not wait.
         """
         session = self.session
         if session is not None and session.death is not None and self._renewal is not None:
             session.check_here()
-            await self._renewal.wait(self.unavailable_after if within is None else within)
+            if within is None:
+                within = self.unavailable_after
+            await self._renewal.wait(within or soon(LEAST))
             session = self.session
             if session is not None and session.death is not None:
                 raise BackendUnavailable(
@@ -262,7 +265,7 @@ class Core:
 
         :param repeats: whether what may have been carried out is done again.
         """
-        backend = (await self.ready(name, soon(LEAST))).backend
+        backend = (await self.ready(name, 0)).backend
         within = soon(backend.answers_within)
         try:
             async with asyncio.timeout(within):

@@ -13,7 +13,7 @@ from ._clock import now
 from ._core import Core
 from ._model import Kind, Mode, Terms
 from ._options import LockOptions
-from ._patience import LEAST, soon
+from ._patience import left_of
 from ._tasks import task_of
 
 
@@ -105,6 +105,5 @@ class Description:
     async def _acquire_later(self, timeout: float | None, own: OwnRequests | None) -> Acquisition:
         """The session has died: wait for the next one."""
         began = now()
-        await self.core.ready(self.name, soon(LEAST) if timeout == 0 else timeout)
-        left = max(0.001, timeout - (now() - began)) if timeout else timeout
-        return await self.acquire(left, own)
+        await self.core.ready(self.name, timeout)
+        return await self.acquire(left_of(timeout, began), own)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Never, TypeVar
 
@@ -26,6 +27,7 @@ from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost,
 from ._lease import Lease, LeaseView
 from ._lock import UNSET, Lock
 from ._options import check_timeout, refuse_keywords
+from ._patience import left_of
 from ._request import Block
 from ._session import Session
 
@@ -145,19 +147,13 @@ class MultiLock:
     # -- inside ------------------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Acquisitions:
-        session = await self._core.ready(within=timeout)
         started = now()
-
-        def time_left() -> float | None:
-            if not timeout:
-                return timeout
-            # 0 would mean to try once: what was granted in time is taken, the rest is not waited for.
-            return max(0.001, started + timeout - now())
+        session = await self._core.ready(within=timeout)
 
         while True:
             acquired = Acquisitions(session)
             try:
-                await self._take_all(acquired, time_left, own)
+                await self._take_all(acquired, partial(left_of, timeout, started), own)
             except AcquireTimeout as busy:
                 await acquired.leave(wait=True)
                 raise self._timed_out(busy, timeout) from busy

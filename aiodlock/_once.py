@@ -9,12 +9,14 @@ from typing import Any
 
 from ._acquisition import Acquisition
 from ._body import Blocks, current_task
+from ._clock import now
 from ._core import Core
 from ._description import Description
 from ._errors import LockLost
 from ._lease import Lease
 from ._model import End
 from ._options import LockOptions
+from ._patience import left_of
 from ._request import AlreadyDone, Request
 from ._session import Session
 
@@ -239,10 +241,11 @@ class Once:
             await acquired.end_block(task, exc_type, exc)
 
     async def _start(self) -> _Run:
-        timeout = self._described.options.timeout
+        timeout, started = self._described.options.timeout, now()
         session = await self._described.core.ready(self.name, timeout)
         try:
-            return _Run(session, await self._described.acquire(timeout), Outcome())
+            acquired = await self._described.acquire(left_of(timeout, started))
+            return _Run(session, acquired, Outcome())
         except AlreadyDone as done:
             return _Run(session, None, Outcome(*decode_record(done.result)))
 

@@ -42,6 +42,14 @@ def soon(answers_within: float) -> float:
     return _SOON * max(answers_within, LEAST)
 
 
+def left_of(timeout: float | None, since: float) -> float | None:
+    """Return what is left of a timeout that began then. None (for ever) and 0 (try once) stay.
+
+    It is never 0 for another: that would mean to try once.
+    """
+    return max(0.001, since + timeout - now()) if timeout else timeout
+
+
 class Further:
     """When entering has last come further. Only what never came as far before counts: a connection that is
     refused again and again at the same step does not.

@@ -11,7 +11,7 @@ from .. import _client as core
 from .. import _process
 from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed
-from .._patience import LEAST, soon
+from .._patience import LEAST, left_of, soon
 from .._request import HELD
 from ._portal import Portal, TakeBack
 
@@ -102,7 +102,7 @@ class Running:
             raise BackendUnavailable(
                 f"{self.inner!r} was not connected {spent}: its first call connects"
             ) from elapsed
-        return max(0.001, timeout - (now() - started)) if timeout else 0.0
+        return left_of(timeout, started)
 
     async def _open(self) -> None:
         await self.inner.__aenter__()

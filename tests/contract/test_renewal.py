@@ -12,6 +12,7 @@ import pytest
 
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, NotHeld
+from aiodlock import _clock as clock
 from aiodlock._session import Session
 
 from ..conftest import MakeClient
@@ -182,6 +183,53 @@ async def test_call_that_does_not_wait_works_again_soon(client: Client) -> None:
                 continue
             break
     await lease.release()
+
+
+@pytest.mark.stores("memory")
+async def test_what_tries_once_finds_the_next_session(client: Client) -> None:
+    """A lock did; several names as one, and what is done once, were refused at once."""
+    kill(client)
+    await until_dead(client)
+    async with client.multilock("a", "b", timeout=0) as leases:
+        assert leases.held
+    kill(client)
+    await until_dead(client)
+    async with client.once("c", keep=_LONG, timeout=0) as once:
+        assert once.first
+
+
+@pytest.mark.stores("memory")
+@pytest.mark.parametrize("kind", ["multilock", "once"])
+async def test_wait_for_the_next_session_is_a_part_of_the_timeout(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    client, other = await make_client(), await make_client()
+    shift = 0.0
+    ready = client._core.ready
+
+    async def wait(name: str | None = None, within: float | None = None) -> Session:
+        nonlocal shift
+        session = await ready(name, within)
+        shift = _LONG - 0.5
+        return session
+
+    monkeypatch.setattr(client._core, "ready", wait)
+    monkeypatch.setattr("aiodlock._patience.now", lambda: clock.now() + shift)
+
+    async def acquire() -> None:
+        if kind == "once":
+            async with client.once("x", keep=_LONG, timeout=_LONG):
+                pass
+        else:
+            await client.multilock("x", "y", timeout=_LONG).acquire()
+
+    held = other.once("x", keep=_LONG) if kind == "once" else other.lock("x")
+    async with held:
+        kill(client)
+        await until_dead(client)
+        async with bounded(20):
+            with pytest.raises(aiodlock.AcquireTimeout):
+                await acquire()
 
 
 async def test_client_is_left_while_a_new_session_begins(make_client: MakeClient) -> None:
