@@ -9,6 +9,7 @@ A map of the package::
 
     _app.py     the routes: the names, one name, breaking it, the live events
     _watch.py   what is in the store: one poll for all viewers, none while nobody looks
+    _sightings.py  what was seen of the names, and what follows: losses, hand-overs, sums
     _history.py the last minutes, as they are drawn
     _view.py    which rows a viewer sees, and in which words
     _guard.py   which requests are refused: hosts, other sites, forged forms

@@ -27,7 +27,8 @@ from .._model import LockInfo
 from .._options import check_flag, check_text
 from .._text import plural, printable
 from . import _guard, _view
-from ._watch import Key, Viewer, Watch
+from ._sightings import Key
+from ._watch import Viewer, Watch
 
 _logger = logging.getLogger("aiodlock")
 
@@ -314,8 +315,7 @@ class _Stream(Response):
             with watch.viewer(self._one) as viewer:
                 while not (gone.done() or ended.done()) and now() < until:
                     await watch.look()
-                    if viewer.one is not None and viewer.info is None:
-                        await watch.show(viewer)
+                    await watch.show(viewer)
                     parts = self._pages.parts(viewer, self._query)
                     event = f"retry: 500\nevent: look\ndata: {json.dumps(parts)}\n\n"
                     # A viewer that reads no more must not keep its place for ever.

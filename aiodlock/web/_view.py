@@ -14,7 +14,8 @@ from .._clock import now
 from .._model import HolderInfo, Kind, LockInfo, RecordedInfo, WaiterInfo, value_of
 from .._text import plural, printable
 from ._history import STEP, STEPS, History
-from ._watch import Key, Loss, Seen, Totals, Watch
+from ._sightings import Key, Loss, Seen, Totals
+from ._watch import Watch
 
 #: Rows of a page.
 ROWS = 50
@@ -90,16 +91,16 @@ def names(watch: Watch, query: Query) -> tuple[dict[str, Any], tuple[Key, ...]]:
         "found": len(found),
         "watch": watch,
         "state": state(watch),
-        "losses": [_loss(loss, at) for loss in watch.losses],
-        "lost": watch.lost,
-        "plot": plot(watch.history, at),
+        "losses": [_loss(loss, at) for loss in watch.seen.losses],
+        "lost": watch.seen.lost,
+        "plot": plot(watch.seen.history, at),
         "deadlocks": [printable(cycle.words()) for cycle in watch.deadlocks],
     }, tuple(seen.key for seen in shown)
 
 
 def _matching(watch: Watch, query: Query) -> list[Seen]:
     """Return the names that contain a text, or match a glob if it has one's characters."""
-    found = [seen for seen in watch.names.values() if query.kind in ("", seen.info.kind)]
+    found = [seen for seen in watch.seen.names.values() if query.kind in ("", seen.info.kind)]
     if not query.match:
         return found
     if _GLOB.search(query.match):
@@ -111,11 +112,11 @@ def _matching(watch: Watch, query: Query) -> list[Seen]:
 
 def state(watch: Watch) -> dict[str, Any]:
     """Return the sums, and what the page says of itself."""
-    totals: Totals = watch.totals()
+    totals: Totals = watch.seen.totals()
     return {
         "totals": totals,
         "longest_wait": _unless_unknown(totals.longest_wait) if totals.waiters else "none",
-        "hand_overs": _rate(watch.history.hand_overs_per_second(now())),
+        "hand_overs": _rate(watch.seen.history.hand_overs_per_second(now())),
         "trouble": None if watch.trouble is None else printable(watch.trouble),
         "complete": watch.complete,
         "left_out": watch.left_out,
@@ -123,14 +124,14 @@ def state(watch: Watch) -> dict[str, Any]:
         "took": f"{watch.took * 1000:.0f} ms",
         "every": lasting(max(1.0, watch.took * 4)),
         "viewers": watch.viewers,
-        "lost": watch.lost,
+        "lost": watch.seen.lost,
     }
 
 
 def one(info: LockInfo, watch: Watch) -> dict[str, Any]:
     """Return what the page of one name shows."""
     at, key = now(), (info.kind, info.name)
-    seen, history = watch.names.get(key), watch.history_of(key)
+    seen, history = watch.seen.names.get(key), watch.seen.history_of(key)
     return {
         "name": printable(info.name),
         "kind": info.kind,
@@ -143,7 +144,7 @@ def one(info: LockInfo, watch: Watch) -> dict[str, Any]:
         "waiters": [_waiter(waiter) for waiter in info.waiters[:_LISTED]],
         "more_holders": max(0, len(info.holders) - _LISTED),
         "more_waiters": max(0, len(info.waiters) - _LISTED),
-        "losses": [_loss(loss, at) for loss in watch.losses if loss.key == key],
+        "losses": [_loss(loss, at) for loss in watch.seen.losses if loss.key == key],
         "lost": 0,
         "plot": plot(history, at) if history is not None else None,
         "deadlocks": [],

@@ -10,7 +10,7 @@ import pytest
 
 import aiodlock
 import aiodlock.web
-from aiodlock.web import _watch
+from aiodlock.web import _sightings, _watch
 from aiodlock.web._history import STEP, STEPS, History
 
 from ..fastapi.conftest import serve_app
@@ -102,23 +102,23 @@ def _bars(html: str) -> set[str]:
 async def test_histories_of_names_are_bounded(
     client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_watch, "_MOST_HISTORIES", 5)
+    monkeypatch.setattr(_sightings, "_MOST_HISTORIES", 5)
     app = aiodlock.web.app(client)
     watch = app.state.pages.watch
     with watch.viewer(("lock", "seen")):
         for number in range(4):
             with watch.viewer(("semaphore", f"x:{number}")):
                 pass
-    assert len(watch._histories) == 5
+    assert len(watch.seen._histories) == 5
     with watch.viewer(("lock", "seen")):
         for number in range(4):
             with watch.viewer(("once", f"y:{number}")):
                 pass
-        assert watch.history_of(("lock", "seen")) is not None
-        assert watch.history_of(("semaphore", "x:0")) is None
-    assert len(watch._histories) == 5
+        assert watch.seen.history_of(("lock", "seen")) is not None
+        assert watch.seen.history_of(("semaphore", "x:0")) is None
+    assert len(watch.seen._histories) == 5
     async with visit(app) as http:
         for number in range(20):
             assert (await http.get(f"/name?n=z:{number}")).status_code == 200
-    assert len(watch._histories) == 5
+    assert len(watch.seen._histories) == 5
     await until(lambda: watch.viewers == 0)

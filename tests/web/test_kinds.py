@@ -14,7 +14,7 @@ import aiodlock
 import aiodlock.web
 from aiodlock._clock import now
 from aiodlock._model import Kind
-from aiodlock.web import _view, _watch
+from aiodlock.web import _sightings, _view, _watch
 
 from ..conftest import MakeClient
 from ..fastapi.conftest import serve_app
@@ -269,13 +269,13 @@ async def test_losses_are_all_listed_or_it_is_said_how_many_there_were(
     client: aiodlock.Client, visit: Visit
 ) -> None:
     app = aiodlock.web.app(client)
-    watch = app.state.pages.watch
+    seen = app.state.pages.watch.seen
 
     def lose(count: int) -> None:
         for number in range(count):
-            loss = _watch.Loss(("lock", f"x:{watch.lost}"), "c", number, now(), "not extended")
-            watch.lose(loss)
-            watch.lose(loss)  # a hook may tell it too
+            loss = _sightings.Loss(("lock", f"x:{seen.lost}"), "c", number, now(), "not extended")
+            seen.lose(loss)
+            seen.lose(loss)  # a hook may tell it too
 
     async with visit(app) as http:
         lose(27)

@@ -15,7 +15,7 @@ import aiodlock
 import aiodlock.web
 from aiodlock._clock import now
 from aiodlock._model import Kind
-from aiodlock.web import _app, _watch
+from aiodlock.web import _app, _sightings, _watch
 
 from ..fastapi.conftest import serve_app
 from ..scenes import PATIENCE, until, until_waiting
@@ -199,9 +199,12 @@ async def test_hand_overs_and_losses_are_seen(client: aiodlock.Client) -> None:
         while True:
             # On a busy machine an event may be read when there was another look already.
             event = await anext(events)
-            if watch.history.hand_overs_per_second(now()) > 2 and "forgotten" in event["losses"]:
+            if (
+                watch.seen.history.hand_overs_per_second(now()) > 2
+                and "forgotten" in event["losses"]
+            ):
                 break
-    assert {loss.key for loss in watch.losses} == {("lock", "forgotten")}
+    assert {loss.key for loss in watch.seen.losses} == {("lock", "forgotten")}
     assert not forgotten.held
     busy = False
     await asyncio.gather(*tasks)
@@ -217,7 +220,7 @@ async def test_released_leases_are_no_losses(client: aiodlock.Client) -> None:
                     await anext(events)
         for _ in range(50):  # longer than a lease
             await anext(events)
-    assert not app.state.pages.watch.losses
+    assert not app.state.pages.watch.seen.losses
 
 
 async def test_too_many_viewers_are_refused(
@@ -291,7 +294,7 @@ async def test_viewer_who_leaves_is_forgotten(client: aiodlock.Client) -> None:
 async def test_deadlock_that_stands_is_shown(
     store: Store, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_watch, "_LONG", 0.1)
+    monkeypatch.setattr(_sightings, "_LONG", 0.1)
     # Nobody gives up, so the cycle stands.
     monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._found", lambda self, found: None)
     both = asyncio.Barrier(2)
