@@ -173,13 +173,13 @@ def run(
     - 2 if the options are wrong
     """
     try:
-        wanted = _run.Run(
+        wanted = _run_options.Run(
             url=url,
             name=name,
             command=command,
             shared=shared,
             ttl=ttl,
-            margin=_run.margin_for(ttl, margin),
+            margin=_run_options.margin_for(ttl, margin),
             timeout=0.0 if nonblock else timeout,
             quiet=quiet,
             conflict_exit_code=conflict_exit_code,

@@ -1,6 +1,7 @@
 """``aiodlock run``: hold a lock while a command runs, and end the command before the lock is lost.
 
-Over 400 lines: one child's life, from the wait for its lock to its exit code.
+Over 400 lines: one child's life, from the wait for its lock to its exit code. What is said of it is in
+``_run_words``.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,105 +27,29 @@ from .. import (
     ClientClosed,
     Lease,
     LockError,
-    LockInfo,
     LockLost,
     NotHeld,
 )
 from .._clock import CLOCK, now
-from .._errors import LossReason
-from .._model import Kind
-from ..backends._label import process_label
-from . import _show
 from ._guardian import groups_of, signal_group
+from ._run_options import Run
+from ._run_words import say, say_losing, say_lost, say_not_acquired, say_waiting
 from ._source import read_source
 
 _T = TypeVar("_T")
 
 UNAVAILABLE, SOFTWARE, SYSTEM, NOT_ACQUIRED, LOST = 69, 70, 71, 75, 76
+#: A guardian that is stopped has that much time to kill by itself (seconds).
+_GRACE = 0.25
 
 _FORWARDED = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 )
 _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
-#: The guardian kills that much before the server's deadline, or at a quarter of a shorter margin.
-_SPARE = 0.25
-SHORTEST_MARGIN = 0.1
 _ASK_EVERY = 0.5
 #: After SIGTERM, so long is waited for the answer to the release.
 _LAST_CALL = 2.0
-#: A request that waits for longer tells what it waits for.
-_SILENT = 0.5
-
-#: What ``--quiet`` keeps to itself. Failures are always told.
-_QUIET = frozenset(("waiting", "not_acquired", "done"))
-_WHY: dict[LossReason, str] = {
-    "expired": "its lease could not be extended in time",
-    "broken": "an operator released it by force",
-    "taken_over": "another client holds it",
-    "gone": "the store does not know it any more (flushed, evicted, failed over, or its clock jumped)",
-    "max_hold": "it was held for the longest time allowed",
-    "closed": "the client was closed",
-}
-
-
-@dataclass
-class Run:
-    """What the user asked for."""
-
-    url: str
-    name: str
-    command: list[str]
-    shared: bool = False
-    ttl: float = 30.0
-    margin: float = 5.0
-    timeout: float | None = None
-    quiet: bool = False
-    conflict_exit_code: int = NOT_ACQUIRED
-    as_json: bool = False
-    client_options: dict[str, Any] = field(default_factory=dict)
-    hold_at_least: float = 0.0
-    note: str = ""
-    #: Seconds for which the command's success stays on record; None: nothing is recorded.
-    once: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.once is not None and self.shared:
-            raise ValueError("--once and --shared contradict each other")
-        if self.once is not None and 0 < self.once < self.hold_at_least:
-            least = f"--hold-at-least ({self.hold_at_least:g} s)"
-            raise ValueError(f"{least} must not be longer than --once ({self.once:g} s)")
-
-    @property
-    def kind(self) -> Kind:
-        """What is held: a lock, or what is to be done once."""
-        return "lock" if self.once is None else "once"
-
-    def say(self, event: str, text: str, **facts: object) -> None:
-        if self.quiet and event in _QUIET:
-            return
-        if self.as_json:
-            text = json.dumps({"event": event, "name": self.name, "message": text, **facts})
-        else:
-            text = f"aiodlock: {text}"
-        print(text, file=sys.stderr, flush=True)
-
-
-def margin_for(ttl: float, margin: float | None = None) -> float:
-    """Return the margin that is wanted, or a usual one.
-
-    :raises ValueError: when it leaves the command no time to end.
-    """
-    if margin is None:
-        margin = min(5.0, ttl / 4)
-        if margin < SHORTEST_MARGIN:
-            raise ValueError(f"ttl ({ttl:g} s) must be at least {4 * SHORTEST_MARGIN} s")
-    if margin < SHORTEST_MARGIN or margin >= ttl:
-        raise ValueError(
-            f"margin ({margin:g} s) must be at least {SHORTEST_MARGIN} s and shorter than the "
-            f"ttl ({ttl:g} s), because the command needs time to end"
-        )
-    return margin
 
 
 async def run(wanted: Run) -> int:
@@ -257,13 +181,13 @@ async def _acquire(wanted: Run) -> tuple[Client, Held] | int:
             held = await _hold(wanted, client, options)
             if held is not None:
                 return client, held
-            wanted.say("done", f"{wanted.name!r} is done already: its success is on record")
+            say(wanted, "done", f"{wanted.name!r} is done already: its success is on record")
             code = 0
         except (AcquireTimeout, LockLost):
-            await _say_not_acquired(wanted, client)
+            await say_not_acquired(wanted, client)
             code = wanted.conflict_exit_code
     except (BackendError, ClientClosed) as away:
-        wanted.say("unavailable", str(away))
+        say(wanted, "unavailable", str(away))
         code = UNAVAILABLE
     except BaseException:
         if entered:
@@ -297,46 +221,12 @@ async def _wait(wanted: Run, client: Client, acquire: Callable[[], Awaitable[_T]
     """Acquire, and say once what is waited for."""
     if wanted.quiet:
         return await acquire()
-    telling = asyncio.create_task(_say_waiting(wanted, client))
+    telling = asyncio.create_task(say_waiting(wanted, client))
     try:
         return await acquire()
     finally:
         telling.cancel()
         await asyncio.wait({telling})
-
-
-async def _say_waiting(wanted: Run, client: Client) -> None:
-    await asyncio.sleep(_SILENT)
-    try:
-        info = await client.inspect(wanted.name, kind=wanted.kind)
-    except LockError as error:
-        wanted.say("waiting", f"waiting for {wanted.name!r}; {error}")
-        return
-    if any(holder.client.startswith(process_label()) for holder in info.holders):
-        return  # granted just now
-    wanted.say("waiting", f"waiting for {wanted.name!r}{_by(info)}", held_by=_clients(info))
-
-
-async def _say_not_acquired(wanted: Run, client: Client) -> None:
-    if wanted.quiet:
-        return
-    text = f"{wanted.name!r} was not acquired"
-    text += f" within {wanted.timeout:g} s" if wanted.timeout else ""
-    try:
-        info = await client.inspect(wanted.name, kind=wanted.kind)
-    except LockError:
-        wanted.say("not_acquired", text)
-    else:
-        wanted.say("not_acquired", f"{text}{_by(info)}", held_by=_clients(info))
-
-
-def _by(info: LockInfo) -> str:
-    who = _show.who_before(info, process_label())
-    return f": {who}" if who else ""
-
-
-def _clients(info: LockInfo) -> list[str]:
-    return list(dict.fromkeys(holder.client for holder in info.holders))
 
 
 def _guardian_program() -> list[str]:
@@ -374,7 +264,7 @@ async def _guarded(wanted: Run, held: Held, signals: _Signals, orphans: _Orphans
         ours.close()
         if not isinstance(failed, OSError | RuntimeError):  # no process, no thread, too many words
             raise
-        wanted.say("failed", f"cannot run {wanted.command[0]!r}: {failed}")
+        say(wanted, "failed", f"cannot run {wanted.command[0]!r}: {failed}")
         code = 126 if isinstance(failed, OSError) and failed.errno == errno.E2BIG else SYSTEM
         with contextlib.suppress(LockError):
             await held.end(code)
@@ -450,9 +340,9 @@ class _Supervision:
             line = asyncio.ensure_future(self._reader.readline())
             while not line.done():
                 # A guardian that is stopped does nothing: then this process ends the child.
-                pause = max(0.05, self._kill_at + _SPARE - now())
+                pause = max(0.05, self._kill_at + _GRACE - now())
                 await asyncio.wait({line}, timeout=min(pause, 1.0))
-                if not line.done() and now() > self._kill_at + _SPARE:
+                if not line.done() and now() > self._kill_at + _GRACE:
                     self._kill()
                     if now() > self._kill_at + 2.0:
                         line.cancel()
@@ -465,12 +355,12 @@ class _Supervision:
                 case ["exit", code]:
                     return int(code)
                 case ["failed", code, why]:
-                    self._wanted.say("failed", why)
+                    say(self._wanted, "failed", why)
                     return int(code)
                 case _:
                     self.guardian_failed = True
                     await self._kill_and_wait()
-                    self._wanted.say("failed", "the guardian process died: the command was killed")
+                    say(self._wanted, "failed", "the guardian process died: the command was killed")
                     return SOFTWARE
 
     def _words(self, line: asyncio.Future[bytes]) -> list[str]:
@@ -504,41 +394,36 @@ class _Supervision:
         if lost is not None:
             with contextlib.suppress(LockError):
                 await self._signals.last_call(self._held.end(LOST))
-            return self._say_lost(lost)
+            return self._was_lost(lost)
         try:
             await self._signals.last_call(self._held.end(code))
         except (LockLost, NotHeld, BackendError) as error:
             if isinstance(error, LockLost) and error.__cause__ is None:
-                return self._say_lost(
-                    error
-                )  # the store has answered; else the cause is why it did not
+                return self._was_lost(error)  # the store has answered; else the cause is why not
             text = f"the command has ended, but releasing {self._wanted.name!r} failed: {error}"
             if self._wanted.once is None:
-                self._wanted.say("release_failed", text)
+                say(self._wanted, "release_failed", text)
             else:
-                self._wanted.say("lost", f"{text}; whether its success is on record is unknown")
+                say(self._wanted, "lost", f"{text}; whether its success is on record is unknown")
                 return LOST
         else:
             lost = self._lease.lost  # not raised by once() beside the failure of a command
             if lost is not None:
-                return self._say_lost(lost)
+                return self._was_lost(lost)
         return code
 
-    def _say_lost(self, lost: LockLost) -> int:
-        name, token = self._wanted.name, self._lease.token
-        text = f"{name!r} was lost while the command ran: {_WHY[lost.reason]} (token {token})"
-        self._wanted.say("lost", text, reason=lost.reason)
+    def _was_lost(self, lost: LockLost) -> int:
+        say_lost(self._wanted, lost.reason, self._lease.token)
         return LOST
 
     # -- helpers -------------------------------------------------------------------------------
 
     def _tell_deadline(self) -> None:
-        margin = self._wanted.margin
         remaining = self._lease.remaining()
         if remaining <= 0.0:
             return
         term_at = now() + remaining
-        kill_at = term_at + margin - min(_SPARE, margin / 4)
+        kill_at = term_at + self._wanted.margin - self._wanted.spare
         if kill_at > self._kill_at + 0.001:
             self._kill_at = kill_at
             self._tell(f"until {term_at:.4f} {kill_at:.4f}")
@@ -561,26 +446,12 @@ class _Supervision:
             self._lost = await self._lease.wait_lost()
         except NotHeld:
             return
-        margin = self._wanted.margin
         # After a break others may be in already: no reason to wait for the deadline.
-        kill_at = now() + margin - min(_SPARE, margin / 4)
+        kill_at = now() + self._wanted.margin - self._wanted.spare
         self._kill_at = min(self._kill_at, kill_at)
         self._tell(f"lost {self._kill_at:.4f}")
-        self._say_losing(self._lost.reason, max(0.0, self._kill_at - now()))
-
-    def _say_losing(self, reason: LossReason, kill_in: float) -> None:
-        why = _WHY[reason]
-        if reason == "expired":
-            margin = self._wanted.margin
-            why += f", and has {kill_in + min(_SPARE, margin / 4):.1f} s left"
-            why += self._lease._request.why_silent
-        self._wanted.say(
-            "losing",
-            f"{self._wanted.name!r}: {why}; the command gets SIGTERM now, and SIGKILL in {kill_in:.1f} s "
-            "if it still runs",
-            reason=reason,
-            kill_in=round(kill_in, 3),
-        )
+        kill_in = max(0.0, self._kill_at - now())
+        say_losing(self._wanted, self._lost.reason, self._lease._request.why_silent, kill_in)
 
     async def _pass_signals(self) -> None:
         while True:

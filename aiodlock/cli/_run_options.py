@@ -1,10 +1,13 @@
-"""The options of ``aiodlock run``, and what its help says of them."""
+"""The options of ``aiodlock run``: what its help says of them, and what they come to."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
+
+from .._model import Kind
 
 Command = Annotated[
     list[str],
@@ -99,3 +102,64 @@ ListenSource = Annotated[
 Messages = Annotated[
     bool, typer.Option("--json", help="Print messages as JSON objects, one a line.")
 ]
+
+#: The guardian kills that much before the server's deadline, or at a quarter of a shorter margin (seconds).
+_SPARE = 0.25
+SHORTEST_MARGIN = 0.1
+
+
+@dataclass
+class Run:
+    """What the user asked for.
+
+    :param once: seconds for which the command's success stays on record; None: nothing is recorded.
+    """
+
+    url: str
+    name: str
+    command: list[str]
+    shared: bool
+    ttl: float
+    margin: float
+    timeout: float | None
+    quiet: bool
+    conflict_exit_code: int
+    as_json: bool
+    client_options: dict[str, Any]
+    hold_at_least: float
+    note: str
+    once: float | None
+
+    def __post_init__(self) -> None:
+        if self.once is not None and self.shared:
+            raise ValueError("--once and --shared contradict each other")
+        if self.once is not None and 0 < self.once < self.hold_at_least:
+            least = f"--hold-at-least ({self.hold_at_least:g} s)"
+            raise ValueError(f"{least} must not be longer than --once ({self.once:g} s)")
+
+    @property
+    def kind(self) -> Kind:
+        """What is held: a lock, or what is to be done once."""
+        return "lock" if self.once is None else "once"
+
+    @property
+    def spare(self) -> float:
+        """How long before the server's deadline nothing of the command may run any more (seconds)."""
+        return min(_SPARE, self.margin / 4)
+
+
+def margin_for(ttl: float, margin: float | None = None) -> float:
+    """Return the margin that is wanted, or a usual one.
+
+    :raises ValueError: when it leaves the command no time to end.
+    """
+    if margin is None:
+        margin = min(5.0, ttl / 4)
+        if margin < SHORTEST_MARGIN:
+            raise ValueError(f"ttl ({ttl:g} s) must be at least {4 * SHORTEST_MARGIN} s")
+    if margin < SHORTEST_MARGIN or margin >= ttl:
+        raise ValueError(
+            f"margin ({margin:g} s) must be at least {SHORTEST_MARGIN} s and shorter than the "
+            f"ttl ({ttl:g} s), because the command needs time to end"
+        )
+    return margin

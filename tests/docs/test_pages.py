@@ -24,7 +24,7 @@ import aiodlock.sync
 import aiodlock.testing
 import aiodlock.web
 from aiodlock import fencing, otel
-from aiodlock.cli import _run
+from aiodlock.cli import _run_words
 from aiodlock.cli._app import app
 
 from ..servers import Store
@@ -239,13 +239,13 @@ def test_every_missing_extra_is_on_the_page() -> None:
 
 
 def test_every_message_of_the_command_run_is_on_the_page() -> None:
-    code = (ROOT / "aiodlock/cli/_run.py").read_text()
-    said = set(re.findall(r'anted\.say\(\s*"([a-z_]+)"', code))
+    code = "".join(path.read_text() for path in ROOT.glob("aiodlock/cli/_run*.py"))
+    said = set(re.findall(r'say\(\s*\S*wanted,\s*"([a-z_]+)"', code))
     page = (ROOT / "docs/reference/command.md").read_text().partition("## Messages")[2]
     assert said
     assert said == set(re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE))
     (quiet,) = re.findall(r"^`--quiet` leaves out (.*?)\. ", page, re.MULTILINE)
-    assert set(re.findall(r"`([a-z_]+)`", quiet)) == _run._QUIET
+    assert set(re.findall(r"`([a-z_]+)`", quiet)) == _run_words.QUIET
 
 
 def test_every_event_of_the_log_is_on_the_page() -> None:
