@@ -22,9 +22,9 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from aiodlock._request import HELD, Request
-from aiodlock.backends.redis import RedisBackend, primary
-from aiodlock.backends.redis.primary import PrimaryLookup
+from aiodlock.backends.redis import RedisBackend, sentinels
 from aiodlock.backends.redis.sentinel import Named, Sentinel
+from aiodlock.backends.redis.sentinels import PrimaryLookup
 from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Checkers, read_name
@@ -248,7 +248,7 @@ class FailoverSimulation(Simulation):
             self.checkers.settled_at = moved_at + SETTLED_AFTER_NAMES
             self.checkers.together_within = SETTLED_AFTER_NAMES
             self.chaos_ends += SETTLED_AFTER_NAMES
-        self.patch(primary, "resolve", self.resolve)
+        self.patch(sentinels, "resolve", self.resolve)
         lag = rng.choice((0.0, 0.02, 0.3))
         self.world.at(self.promoted_at - lag, old.save)
         self.world.at(self.promoted_at, self._promote)

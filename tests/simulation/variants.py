@@ -30,7 +30,6 @@ from aiodlock.backends.redis.connections import Connections
 from aiodlock.backends.redis.deployment import Deployment
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.messages import wire_mode
-from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.quorum.confirming import Confirming
 from aiodlock.backends.redis.quorum.giving_back import GivingBack
 from aiodlock.backends.redis.quorum.notices import NodeNotices
@@ -41,6 +40,7 @@ from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.sentinel import Address, Named
+from aiodlock.backends.redis.sentinels import PrimaryLookup
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation

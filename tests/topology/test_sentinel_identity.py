@@ -13,7 +13,7 @@ from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import aiodlock
-from aiodlock.backends.redis import primary
+from aiodlock.backends.redis import sentinels
 from aiodlock.backends.redis.sentinel import Named
 
 from ..scenes import until
@@ -65,7 +65,7 @@ async def test_sentinel_of_another_deployment_is_not_believed(
 
 async def test_sentinel_that_is_heard_first_does_not_decide_which_deployment_is_meant() -> None:
     addresses = [(f"192.0.2.{n}", 26379) for n in range(3)]
-    lookup = primary.PrimaryLookup(addresses, SERVICE, {})
+    lookup = sentinels.PrimaryLookup(addresses, SERVICE, {})
     lookup.dial_with(lambda address, settings: pytest.fail("nothing is dialled"))
     lookup._sentinels = theirs, *ours = lookup._make_sentinels()
     moment = asyncio.get_running_loop().time()
@@ -78,7 +78,7 @@ async def test_sentinel_that_is_heard_first_does_not_decide_which_deployment_is_
 
 
 async def test_address_that_cannot_be_reached_yields_to_another_of_the_same_failover() -> None:
-    lookup = primary.PrimaryLookup([(f"192.0.2.{n}", 26379) for n in range(2)], SERVICE, {})
+    lookup = sentinels.PrimaryLookup([(f"192.0.2.{n}", 26379) for n in range(2)], SERVICE, {})
     lookup.dial_with(lambda address, settings: pytest.fail("nothing is dialled"))
     lookup._sentinels = lookup._make_sentinels()
     moment = asyncio.get_running_loop().time()
@@ -87,7 +87,7 @@ async def test_address_that_cannot_be_reached_yields_to_another_of_the_same_fail
         sentinel.heard = Named(address, epoch=1, id=id, knows=frozenset("ab")), moment
     lookup._dialled = dead
     assert lookup._choose(lookup._sentinels).address == dead
-    kind: Any = primary.only_primaries(SentinelManagedConnection)
+    kind: Any = sentinels.only_primaries(SentinelManagedConnection)
     with pytest.raises(RedisConnectionError):
         await kind(connection_pool=lookup).connect_to(dead)
     assert lookup._choose(lookup._sentinels).address == alive
@@ -96,14 +96,14 @@ async def test_address_that_cannot_be_reached_yields_to_another_of_the_same_fail
 async def test_name_of_the_primary_that_leads_elsewhere_by_now_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(primary, "_RESOLVED_FOR", 0.01)
+    monkeypatch.setattr(sentinels, "_RESOLVED_FOR", 0.01)
     found = ["192.0.2.1"]
 
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    lookup = primary.PrimaryLookup([("sentinel", 26379)], SERVICE, {})
+    lookup = sentinels.PrimaryLookup([("sentinel", 26379)], SERVICE, {})
     lookup.reached(("primary", 6379), ("192.0.2.1", 6379))
 
     async def leads() -> bool:

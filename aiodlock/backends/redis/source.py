@@ -25,8 +25,8 @@ from redis.backoff import NoBackoff
 
 from .._addresses import resolve
 from .._urls import ENCODE, check_host
-from .primary import PrimaryLookup, only_primaries
 from .sentinel import Address
+from .sentinels import PrimaryLookup, only_primaries
 from .tls import share_context
 from .wire import Wire
 
