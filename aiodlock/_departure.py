@@ -20,7 +20,7 @@ import anyio
 from ._backoff import pause_after
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost
-from ._model import ENDED, LOST, UNUSED, End, Left
+from ._model import ENDED, RAN_OUT, UNUSED, End, Left
 from ._register import Register
 from ._request import LEAVING, OVER, Request
 from ._telling import Telling
@@ -100,7 +100,7 @@ class Departure:
             await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
-            self._start_soon(self._go_on, request, LOST)
+            self._start_soon(self._go_on, request, RAN_OUT)
             request.lose_on_leaving("expired", serial)
             self._telling.ended(request, "expired")
             raise LockLost(
@@ -184,7 +184,7 @@ class Departure:
     async def _go_on(self, request: Request, end: End) -> None:
         """Repeat the leave until it is answered, or until the store has surely dropped the request."""
         try:
-            await self._repeat(request, end, request.place.ends_by)
+            await self._repeat(request, end, request.place.surely_over_at)
         except (TimeoutError, BackendError) as error:
             if request.state is OVER:
                 return  # its caller has heard the answer, see ``again``
@@ -214,4 +214,4 @@ class Departure:
 def _end_of(request: Request) -> End:
     # What no body has used keeps no name closed, whatever the store was told of its beginning.
     kept = request.used or not request.terms.hold_at_least
-    return LOST if request.ran_out and kept else ENDED if request.used else UNUSED
+    return RAN_OUT if request.ran_out and kept else ENDED if request.used else UNUSED

@@ -71,7 +71,7 @@ class End:
 
 #: Its body has ended.
 ENDED: End = End()
-LOST: End = End(lost=True)
+RAN_OUT: End = End(lost=True)
 UNUSED: End = End(unused=True)
 
 

@@ -99,7 +99,7 @@ class Place(Protocol):
         """Whether the last message about the request had no answer: a timeout is the store's fault then."""
 
     @property
-    def ends_by(self) -> float:
+    def surely_over_at(self) -> float:
         """Return the moment from which on the store has ended the request, though no leave was answered.
 
         ``math.inf``: never by itself; leaving is repeated then until it is answered.

@@ -166,7 +166,8 @@ class Keeper:
         while lost and lost[first := next(iter(lost))][1] < moment:
             del lost[first]
         if terms.lock_delay or terms.hold_at_least:
-            lost[place.id] = place.token, place.ends_by + terms.lock_delay + terms.hold_at_least
+            until = place.surely_over_at + terms.lock_delay + terms.hold_at_least
+            lost[place.id] = place.token, until
 
     def forget(self, place: Kept) -> None:
         """Extend it no more."""

@@ -322,7 +322,7 @@ class Kept(StoreRequest):
         return self.stage is OVER
 
     @property
-    def ends_by(self) -> float:
+    def surely_over_at(self) -> float:
         """When the longest lease that may have been asked for is over."""
         return max(
             self.deadline, now() + max(self.terms.waiter_ttl, self.terms.ttl, self.lease_ttl)

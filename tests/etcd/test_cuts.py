@@ -22,7 +22,7 @@ import pytest
 
 from aiodlock import BackendError, BackendUnavailable, Client, Lease, LockLost, WouldBlock
 from aiodlock._clock import now
-from aiodlock._model import LOST, Waiting
+from aiodlock._model import RAN_OUT, Waiting
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.cli._doctor_etcd import examine
@@ -125,7 +125,7 @@ async def test_client_that_is_cut_from_all_for_more_is_told_before_another_holds
         cut.heal()
         await heard.until("gone: expired", 20.0)
         assert (await _leave(holder)).what == "gone"
-        await ghost.leave(LOST)
+        await ghost.leave(RAN_OUT)
         assert (await _leave(waiter)).what == "released"
         assert await _left(other) == []
 

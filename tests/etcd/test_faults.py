@@ -14,7 +14,7 @@ import pytest
 
 from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
-from aiodlock._model import ENDED, LOST, Granted, Left, Waiting
+from aiodlock._model import ENDED, RAN_OUT, Granted, Left, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
@@ -135,7 +135,7 @@ async def test_late_duplicate_of_an_acquire_is_refused_in_the_lock_delay_of_its_
     faulty.lose = 1
     await _acquire(place, heard)
     late = faulty.requests[0]
-    await place.leave(LOST)
+    await place.leave(RAN_OUT)
     closed = [place.keys.delay(place.id)]
     assert await _left(direct) == closed
     await direct.store.cluster.link.call(api.TXN, late)
@@ -396,7 +396,7 @@ async def test_holder_that_was_told_that_its_key_is_gone_is_not_asked_about_agai
     faulty = Faulty(direct, monkeypatch)
     await direct.store._audit._compare(lease)
     assert faulty.requests == []
-    await place.leave(LOST)
+    await place.leave(RAN_OUT)
 
 
 async def test_key_of_a_request_that_is_over_is_deleted(
@@ -430,7 +430,7 @@ async def test_lock_delay_that_began_while_the_keys_are_compared_is_not_deleted(
     async def slow(method: Any, request: Any, within: float = 2.0) -> Any:
         answer = await call(method, request, within)
         if method is api.LEASE_TIME_TO_LIVE:
-            assert await place.leave(LOST) == Left("gone", "expired")
+            assert await place.leave(RAN_OUT) == Left("gone", "expired")
         return answer
 
     monkeypatch.setattr(link, "call", slow)
@@ -463,7 +463,7 @@ async def test_lock_delay_keeps_the_name_of_a_lost_holder_closed(
     waiter, waiter_heard = direct.place(ttl=2.0)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     began = now()
-    await holder.leave(LOST)
+    await holder.leave(RAN_OUT)
     info = await direct.store.inspect("lock", "name")
     assert info.closed_places == 1
     assert info.closed > 0
@@ -510,7 +510,7 @@ async def test_waiter_that_is_granted_opens_its_lock_delay_when_it_is_lost(
     await first.leave(ENDED)
     await second_heard.until("granted")
     began = now()
-    await second.leave(LOST)
+    await second.leave(RAN_OUT)
     await third_heard.until("granted")
     assert now() - began >= 1.9
     await third.leave(ENDED)
@@ -562,7 +562,7 @@ async def test_lock_delay_begins_once_though_the_body_ends_later(
             await asyncio.sleep(0.01)
     begun = queue.closing()
     await asyncio.sleep(0.05)
-    assert await holder.leave(LOST) == Left("gone", "expired")
+    assert await holder.leave(RAN_OUT) == Left("gone", "expired")
     assert (await direct.store.cluster.read(holder.keys)).closing() == begun
     assert holder.id not in direct.store.requests
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodlock._clock import now
-from aiodlock._model import ENDED, LOST, UNUSED, Granted, Terms, Waiting
+from aiodlock._model import ENDED, RAN_OUT, UNUSED, Granted, Terms, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
@@ -129,7 +129,7 @@ async def test_grant_closes_nothing_until_the_body_begins(
     await place.begin()
     await place.begin()
     assert len(await _left(direct)) == 2
-    await place.leave(LOST)
+    await place.leave(RAN_OUT)
     assert await _closed(direct) == 1
     await direct.store.break_lock("name")
 

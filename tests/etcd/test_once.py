@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodlock._clock import now
-from aiodlock._model import ENDED, LOST, End, Gone, Granted, Refused, Waiting
+from aiodlock._model import ENDED, RAN_OUT, End, Gone, Granted, Refused, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
@@ -108,7 +108,7 @@ async def test_recording_that_arrives_after_a_later_leave_records_nothing(
         with pytest.raises(Unanswered):
             await place.leave(RECORD)
     (lease,) = place.ending._record_leases
-    assert (await place.leave(LOST)).what == "released"
+    assert (await place.leave(RAN_OUT)).what == "released"
     await call(api.TXN, late[0])
     assert await _recorded(direct) is None
     await _until_ended(direct, lease.id)

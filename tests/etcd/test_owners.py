@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock._model import ENDED, LOST, Granted, Waiting
+from aiodlock._model import ENDED, RAN_OUT, Granted, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
@@ -134,6 +134,6 @@ async def test_request_that_joined_in_a_lost_answer_has_its_lock_delay(
     monkeypatch.setattr(direct.store.cluster, "transact", transact)
     assert isinstance(await mate.acquire(wait=True), Granted)
     assert mate.token == first.token
-    await mate.leave(LOST)
+    await mate.leave(RAN_OUT)
     assert len((await direct.store.cluster.read(mate.keys)).closed()) == 1
     await first.leave(ENDED)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiodlock
-from aiodlock._model import ENDED, LOST, End, Granted, Left, Waiting
+from aiodlock._model import ENDED, RAN_OUT, End, Granted, Left, Waiting
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.batches import Batches
@@ -93,7 +93,7 @@ async def test_next_one_of_the_client_holds_before_the_key_is_deleted_and_no_oth
     [
         ({"owner": "me"}, ENDED),
         ({"lock_delay": 5.0}, ENDED),
-        ({}, LOST),
+        ({}, RAN_OUT),
         ({"kind": "once"}, End(record=(b"n", 30.0))),
         ({"kind": "once"}, ENDED),
     ],

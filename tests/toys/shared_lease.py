@@ -108,7 +108,7 @@ class LeasePlace:
     capped = False
     silent = False
     #: The store never ends a request while its client lives.
-    ends_by = math.inf
+    surely_over_at = math.inf
 
     def __init__(
         self, backend: LeaseBackend, terms: Terms, id: str, owner: str, listener: Listener

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from aiodlock._model import ENDED, LOST, StoreRequest, Terms
+from aiodlock._model import ENDED, RAN_OUT, StoreRequest, Terms
 from aiodlock.backends.redis.calls import Calls, ClientChannel
 from aiodlock.backends.redis.keys import base_of, keys_of, name_of
 from aiodlock.backends.redis.messages import Call
@@ -70,7 +70,7 @@ def test_acquire(calls: Calls, name: str, wait: bool) -> None:
 def test_leave(calls: Calls, name: str, late: bool, lost: bool) -> None:
     for request in _requests(name) * 2:
         keys = keys_of("p", "lock", name)
-        request.end = LOST if lost else ENDED
+        request.end = RAN_OUT if lost else ENDED
         whole = Call.of(
             LEAVE,
             (*keys[:4], keys.marker + request.id, keys.broken),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
+from ..._model import RAN_OUT, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
 from ..._tasks import start_soon
 from ..base import Listener, Unanswered
 from . import messages as m
@@ -66,7 +66,7 @@ class EtcdPlace(Request):
     )
 
     #: A lease that is shared does not end while the client lives.
-    ends_by: float = math.inf
+    surely_over_at: float = math.inf
     state: State
     terms: Terms
     token: int
@@ -201,7 +201,7 @@ class EtcdPlace(Request):
             case "deadlock" | "limit":
                 unsure = True
                 with contextlib.suppress(BackendError):
-                    await self.leave(LOST)
+                    await self.leave(RAN_OUT)
                     unsure = self.own.ambiguous
                 return Refused(turn.what, turn.used, unsure=unsure)
             case "waits":
@@ -495,7 +495,7 @@ class EtcdPlace(Request):
     async def _end_overdue(self) -> None:
         while self.state == "held":
             try:
-                await self.ending.leave(LOST)
+                await self.ending.leave(RAN_OUT)
                 self._was_ended = True
                 self.own.vanished()
                 return

@@ -62,7 +62,7 @@ class ZooKeeperPlace:
     holds). What it waits for is in ``Blockers``, the end of its node in ``Leaving``.
     """
 
-    ends_by: float = math.inf
+    surely_over_at: float = math.inf
 
     def __init__(
         self,
