@@ -292,7 +292,7 @@ class Acquiring:
             request.end()
         elif isinstance(error, AlreadyDone) and not error.unsure:
             # The store said so, and has forgotten the waiter.
-            request.leave()
+            session.register.begin_leaving(request)
             session.register.remove(request)
         elif isinstance(error, AlreadyDone | BackendUnavailable | GeneratorExit):
             # No answer is to be waited for; and what is being closed cannot await.

@@ -75,6 +75,25 @@ async def test_success_ends_every_wait_on_several_clients(make_client: MakeClien
     assert (await client.inspect("a", kind="once")).waiters == ()
 
 
+async def test_no_deadline_is_kept_of_a_wait_that_a_success_has_ended(
+    make_client: MakeClient,
+) -> None:
+    """A wait inside of another block is watched for three ttls; that request stayed for as long."""
+    client, other = await make_client(), await make_client()
+
+    async def wait_inside() -> None:
+        async with client.lock("b"):
+            assert await enter(client) == (False, "own")
+
+    async with other.once("a", keep=60) as once:
+        task = asyncio.create_task(wait_inside())
+        await waiting(client, 1)
+        once.result = "own"
+    await task
+    assert client._core.session is not None
+    assert len(client._core.session.deadlines) == 0
+
+
 async def test_success_is_told_to_many_waiters_of_a_long_name(make_client: MakeClient) -> None:
     first, waits = await make_client(ttl=30), await make_client(ttl=30, waiter_ttl=30)
     # The ids of all in one message of 6,800 bytes, and with the longest name there is.
