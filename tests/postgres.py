@@ -37,7 +37,7 @@ _OPTIONS = {
 }
 
 
-#: By the programs that made them.
+#: By the programs that made them, and the folder for temporary files.
 _templates: dict[tuple[Path, str], Path] = {}
 
 

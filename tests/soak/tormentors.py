@@ -400,7 +400,7 @@ class StandbyTormentor(PostgresTormentor):
                     f"select {how}(pid) from pg_stat_activity where wait_event = 'SyncRep'"
                 )
             if self._rng.random() < 0.5:
-                await self._change_places(killed=True)
+                await self._fail_over()
         finally:
             await asyncio.shield(self.heal())
 
