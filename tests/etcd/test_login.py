@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
+from aiodlock import BackendUnavailable
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.calls import AUTHENTICATE, STATUS
 from aiodlock.backends.etcd.link import Link
+from aiodlock.backends.etcd.login import Login
 from aiodlock.backends.etcd.sources import read_url
 from aiodlock.backends.etcd.ways import Way
 
@@ -44,3 +47,20 @@ async def test_member_is_asked_for_its_leader_once_however_many_calls_wait(
         assert asked == {AUTHENTICATE.path: 1, STATUS.path: 1}
         answer.set()
     assert {call.result() for call in calls} == {"token"}
+
+
+async def test_client_that_is_left_while_it_asks_for_the_token_keeps_no_other_from_asking() -> None:
+    """A task that is cancelled before it began runs nothing, not even what stands in its finally."""
+    login = Login()
+
+    async def authenticate() -> str:
+        return "token"
+
+    def start_and_leave(asking: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(asking)
+        task.cancel()
+        return task
+
+    with pytest.raises(BackendUnavailable, match="was left"):
+        await login.get(authenticate, 1.0, start=start_and_leave)
+    assert await login.get(authenticate, 1.0, start=asyncio.create_task) == "token"

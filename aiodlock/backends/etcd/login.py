@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..._backoff import pause_after
@@ -28,6 +29,9 @@ _ANSWERED_WITHIN, _LONGEST = 8.0, 60.0
 #: Pauses after refusals (seconds), and in times that the refusal took: passwords cost the cluster.
 _FIRST_PAUSE, _LONGEST_PAUSE, _TIMES = 0.1, 1.0, 3.0
 
+#: The token, or why there is none.
+_Asked: TypeAlias = str | BackendError
+
 #: Those of each event loop, by what makes two the same.
 _logins: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakValueDictionary[tuple[object, ...], Login]
@@ -37,15 +41,15 @@ _logins: WeakKeyDictionary[
 class Login:
     """One user's of one cluster.
 
-    Mutable state: ``token`` (None: there is none; "": the cluster asks for none), ``_asking`` (while it is
-    asked for), ``_refusals`` (in a row), ``_not_before`` (of the next attempt), ``_refused`` (the last
+    Mutable state: ``token`` (None: there is none; "": the cluster asks for none), ``_asking`` (the task
+    that asks for one), ``_refusals`` (in a row), ``_not_before`` (of the next one), ``_refused`` (the last
     one), ``_told`` (that the cluster asks for none), ``patience`` (with an answer).
     """
 
     def __init__(self) -> None:
         self.token: str | None = None
         self.patience: Patience = Patience(_ANSWERED_WITHIN, _LONGEST)
-        self._asking: asyncio.Future[str] | None = None
+        self._asking: asyncio.Task[_Asked] | None = None
         self._refusals = 0
         self._not_before = 0.0
         self._refused: BackendError | None = None
@@ -70,7 +74,7 @@ class Login:
         authenticate: Callable[[], Awaitable[str]],
         within: float | None,
         *,
-        start: Callable[[Coroutine[object, object, None]], object],
+        start: Callable[[Coroutine[object, object, _Asked]], asyncio.Task[_Asked]],
     ) -> str:
         """Return a token, "" where the cluster asks for no users; ask for one if nobody does.
 
@@ -79,22 +83,26 @@ class Login:
         """
         asking = self._asking
         if asking is None:
-            asking = self._asking = asyncio.get_running_loop().create_future()
-            start(self._ask(asking, authenticate))
+            asking = self._asking = start(self._ask(authenticate))
+            # A task that is cancelled before it began runs nothing, not even a finally.
+            asking.add_done_callback(self._on_asked)
         await asyncio.wait({asking}, timeout=within)
         if not asking.done():
             why = f": {self._refused}" if self._refused else ""
             raise BackendUnavailable(f"no token for the user yet{why}")
-        if (failed := asking.exception()) is not None:
-            raise failed
-        return asking.result()
+        if asking.cancelled() or asking.exception() is not None:
+            raise BackendUnavailable("the client that asked for a token was left")
+        told = asking.result()
+        if isinstance(told, BackendError):
+            raise told
+        return told
 
-    async def _ask(
-        self, asking: asyncio.Future[str], authenticate: Callable[[], Awaitable[str]]
-    ) -> None:
-        """Have the future be done, whatever happens."""
+    def _on_asked(self, _: asyncio.Task[_Asked]) -> None:
+        self._asking = None
+
+    async def _ask(self, authenticate: Callable[[], Awaitable[str]]) -> _Asked:
+        """Return the token, or why there is none: others wait for it, too."""
         began = now()
-        failed: BackendError = BackendUnavailable("the client that asked for a token was left")
         try:
             await asyncio.sleep(self._not_before - began)
             began = now()
@@ -111,20 +119,14 @@ class Login:
                     "every lock, until `etcdctl auth enable`",
                     extra={"event": "no_users"},
                 )
-        except BackendError as error:
-            failed = error
+        except BackendError as failed:
             if now() - began >= self.patience.learned:
                 self.patience.ran_out()
-            if isinstance(error, Denied) or not isinstance(error, BackendUnavailable):
-                self._on_refused(error, now() - began)
-        finally:
-            self._asking = None
-            if self.token is not None:
-                self._refusals, self._refused = 0, None
-                asking.set_result(self.token)
-            else:
-                asking.set_exception(failed)
-                asking.exception()  # it may be that nobody waits any more
+            if isinstance(failed, Denied) or not isinstance(failed, BackendUnavailable):
+                self._on_refused(failed, now() - began)
+            return failed
+        self._refusals, self._refused = 0, None
+        return self.token
 
     def _on_refused(self, refused: BackendError, took: float) -> None:
         self._refused = refused
