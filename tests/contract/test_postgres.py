@@ -113,6 +113,18 @@ async def test_schema_of_an_older_tree_is_refused_and_the_way_on_is_told(
                 pytest.fail("entered")
 
 
+async def test_schema_whose_tables_were_emptied_is_told(empty: PostgresServer) -> None:
+    """As suites of tests do, which truncate every table that they find."""
+    install(empty)
+    empty.execute("truncate aiodlock.meta, aiodlock.name, aiodlock.history, aiodlock.present;")
+    for create in (False, True):
+        with pytest.raises(BackendError, match=r"were emptied .* 'drop schema aiodlock cascade'"):
+            async with Client(empty.url, create=create):
+                pytest.fail("entered")
+    with pytest.raises(BackendError, match="were emptied"):
+        await _init.create(empty.url, None)
+
+
 async def test_role_with_execute_alone_can_lock(empty: PostgresServer) -> None:
     install(empty)
     empty.execute(

@@ -10,7 +10,7 @@ import pytest
 
 from aiodlock import BackendUnavailable, Client
 from aiodlock._clock import now
-from aiodlock.backends.postgres.schema import create_statements
+from aiodlock.backends.postgres.schema import VERSION, create_statements
 
 from ..postgres import PostgresServer
 from ..scenes import bounded, soon, until_held, until_waiting
@@ -57,6 +57,10 @@ def server() -> Iterator[PostgresServer]:
             "alter function aiodlock.away rename to turn;",
         ),
         (
+            "delete from aiodlock.meta;" + _END,
+            f"insert into aiodlock.meta values ({VERSION}, 'logged', 0);",
+        ),
+        (
             "alter database postgres allow_connections false;" + _END,
             "",
         ),
@@ -71,6 +75,7 @@ def server() -> Iterator[PostgresServer]:
             "timeout",
             "renamed",
             "missing",
+            "emptied",
         ),
         "database",
     ],

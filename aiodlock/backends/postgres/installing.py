@@ -66,6 +66,8 @@ async def installed(connection: Connection) -> tuple[int, Durability] | None:
         return None
     meta = await connection.prepare("select version, durability from aiodlock.meta", name="")
     row = await meta.fetchrow()
+    if row is None:
+        raise BackendError(wrong_version(None))
     return row["version"], row["durability"]
 
 

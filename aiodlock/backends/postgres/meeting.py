@@ -62,7 +62,7 @@ class Meeting:
         took = now() - sent
         if row["read_only"]:
             raise BackendUnavailable(f"{self._described} {row['read_only']}")
-        if not row["oldest"] <= VERSION <= row["newest"]:
+        if row["oldest"] is None or not row["oldest"] <= VERSION <= row["newest"]:
             raise BackendError(f"{self._described}: {wrong_version(row['version'])}")
         session = None
         if not pooled and row["backend_start"] is not None:

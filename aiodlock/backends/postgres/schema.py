@@ -50,6 +50,10 @@ UPGRADES = {
     15: "",  # the same
     16: "",  # the same
 }
+_MAKE_ANEW = (
+    "stop every client, run 'drop schema aiodlock cascade', and run 'aiodlock init' of this release. Every "
+    "lock and every last token is forgotten then"
+)
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and
 #: sorted: beside a transaction that stays open these are all that ever were. With jit, servers before 18
 #: compile a plan that has to do what is off, for 0.1 s: they count it as very expensive.
@@ -71,17 +75,16 @@ def create_statements(durability: Durability = "logged") -> str:
     )
 
 
-def wrong_version(found: int) -> str:
-    """Return what to tell about a schema of another version."""
+def wrong_version(found: int | None) -> str:
+    """Return what to tell about a schema of another version, or of none: its tables were emptied."""
+    if found is None:
+        return f"the tables of the schema aiodlock were emptied (TRUNCATE): {_MAKE_ANEW}"
     told = f"the schema aiodlock has version {found}, and this release of aiodlock needs version {VERSION}"
     if found > VERSION:
         return f"{told}: upgrade aiodlock here"
     if found in UPGRADES:
         return f"{told}: stop every client, and run 'aiodlock init' of this release"
-    return (
-        f"{told}: stop every client, run 'drop schema aiodlock cascade', and run 'aiodlock init' of this "
-        "release. Every lock and every last token is forgotten then"
-    )
+    return f"{told}: {_MAKE_ANEW}"
 
 
 def missing(where: str) -> str:
