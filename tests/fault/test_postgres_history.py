@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import asyncpg
 import pytest
 
 from aiodlock import BackendUnavailable, Client, Lease, WouldBlock
@@ -227,6 +228,49 @@ async def test_next_session_knows_the_database_of_the_one_that_died(
         with pytest.raises(BackendUnavailable):
             await client.lock("another", timeout=3).acquire()
         assert not await is_there(other, "another")
+
+
+async def _swap(server: PostgresServer, one: str, other: str) -> None:
+    """Let two databases of a server change their names, as operators do after a restore."""
+    connection = await asyncpg.connect(server.url_of("postgres", "template1"))
+    for sql in (
+        f"alter database {one} allow_connections false",
+        f"select pg_terminate_backend(pid, 9000) from pg_stat_activity where datname = '{one}'",
+        f"alter database {one} rename to moving",
+        f"alter database {other} rename to {one}",
+        f"alter database moving rename to {other}",
+        f"alter database {other} allow_connections true",
+    ):
+        await connection.execute(sql)
+    await connection.close()
+
+
+async def _copy_database(server: PostgresServer) -> None:
+    await _swap(server, "postgres", "copy")
+
+
+async def _restore_schema(server: PostgresServer) -> None:
+    restored = (
+        "insert into aiodlock.history select * from before.history; drop schema before cascade;"
+    )
+    server.execute(f"alter schema aiodlock rename to before; {create_statements()} {restored}")
+
+
+@pytest.mark.parametrize("replace", [_copy_database, _restore_schema])
+async def test_copy_on_the_same_server_is_another_database(
+    primary: PostgresServer, replace: Callable[[PostgresServer], Awaitable[None]]
+) -> None:
+    """It has the rows of the known one, also that of the history, and lacks what was acquired since."""
+    async with Client(primary.url) as client:
+        await client.inspect(NAME)  # there is a history now
+    primary.execute("create database copy template postgres;")
+    async with Client(primary.url) as one, Client(primary.url, unavailable_after=60) as other:
+        lease = await one.lock(NAME, on_lost="flag", ttl=60).acquire()
+        await replace(primary)
+        with pytest.raises(BackendUnavailable, match="it is another database"):
+            await other.lock(NAME, timeout=5).acquire()
+        assert lease.held
+        assert not await is_there(primary, NAME.replace(":", "%3A"))
 
 
 async def _inspect(client: Client) -> object:

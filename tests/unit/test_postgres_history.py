@@ -13,7 +13,8 @@ _BORN = 1_700_000_000_000_000
 
 
 def _row(flushed: int) -> dict[str, Any]:
-    return {"system": "s", "timeline": 1, "history": "h", "born_us": _BORN, "flushed": flushed}
+    told = {"system": "s", "timeline": 1, "history": "h", "born_us": _BORN, "flushed": flushed}
+    return told | {"place": "1/2"}
 
 
 def _known(flushed: int) -> Known[History]:

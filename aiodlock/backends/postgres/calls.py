@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from .._identity import Known
 from .connection import Connection, one_row
-from .history import History
+from .history import PLACE, History
 from .link import Link
 from .messages import Message, Messages, NotReplicated, OtherHistory
 from .schema import VERSION
@@ -32,7 +32,7 @@ def is_known(version: str, history: str) -> str:
     """
     return (
         f"aiodlock.version() = {version} and exists (select from aiodlock.history h "
-        f"where h.id = {history} and h.timeline = ('x' || pg_catalog.left("
+        f"where h.id || '/' || {PLACE} = {history} and h.timeline = ('x' || pg_catalog.left("
         "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::integer)"
     )
 

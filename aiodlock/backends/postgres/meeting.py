@@ -12,14 +12,14 @@ from ..._errors import BackendError, BackendUnavailable
 from .._identity import Known
 from .connection import Connection, ask, one_row
 from .dialing import Host, Prepared
-from .history import History, history_of
+from .history import PLACE, History, history_of
 from .installing import install
 from .schema import READ_ONLY, VERSION, missing, wrong_version
 
 #: How long the installation may take, which waits for that of others (seconds).
 _INSTALL_WITHIN = 4.0
 _HELLO = f"""
-select v.oldest, v.newest, h.*, a.backend_start, ({READ_ONLY}) as read_only
+select v.oldest, v.newest, h.*, {PLACE} as place, a.backend_start, ({READ_ONLY}) as read_only
 from aiodlock.versions() v cross join aiodlock.hello() h
 left join pg_catalog.pg_stat_activity a on a.pid = pg_catalog.pg_backend_pid()
 """

@@ -7,7 +7,16 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiodlock.backends.postgres import calls, inspection, link, meeting, store, sweeping, waits
+from aiodlock.backends.postgres import (
+    calls,
+    history,
+    inspection,
+    link,
+    meeting,
+    store,
+    sweeping,
+    waits,
+)
 from aiodlock.backends.postgres.schema import VERSION
 
 from . import postgres_tables as tables
@@ -17,8 +26,10 @@ if TYPE_CHECKING:
     from .postgres_servers import Server, Session, Steps
 
 _IDLE = re.compile(r"idle_in_transaction_session_timeout = (\d+)")
-_NOTIFY = re.compile(r"pg_notify\('(.*?)', '(.*?)'\) where .* = (\d+) and .* h\.id = '(.*?)'")
+_NOTIFY = re.compile(r"pg_notify\('(.*?)', '(.*?)'\) where .* = (\d+) and .* -2\) = '(.*?)'")
 _SAME = re.compile(r"select where pg_catalog\.pg_backend_pid\(\) = (\d+)$")
+#: Where the rows of the history are.
+_PLACE = "1/2"
 _TIMED_OUT = ("25006", "cannot execute INSERT in a read-only transaction")
 
 
@@ -61,24 +72,24 @@ def _commit(session: Session) -> Steps:
 
 def _turn(session: Session, args: tuple[Any, ...]) -> Steps:
     server = session.server
-    label, retention, text, version, history = args
-    if not _is_known(server, version, history):
+    label, retention, text, version, told = args
+    if not _is_known(server, version, told):
         return None
     return (yield from session.turn(label, retention, text))
 
 
-def _is_known(server: Server, version: int, history: str) -> bool:
+def _is_known(server: Server, version: int, told: str) -> bool:
     _check_primary(server)
     known = server.tables.histories.get(server.timeline)
-    return version == VERSION and known is not None and known[0] == history
+    return version == VERSION and known is not None and f"{known[0]}/{_PLACE}" == told
 
 
 def _checked(call: Callable[..., list[Row]]) -> Callable[..., str | None]:
     """Return what answers with rows, if the server is the known one."""
 
     def answer(session: Session, *args: Any) -> str | None:
-        *given, version, history = args
-        if not _is_known(session.server, version, history):
+        *given, version, told = args
+        if not _is_known(session.server, version, told):
             return None
         return json.dumps([dict(row.items()) for row in call(session, *given)])
 
@@ -96,10 +107,10 @@ def _hello(session: Session) -> Row:
     server = session.server
     told: dict[str, Any] = dict.fromkeys(("timeline", "history", "born_us", "flushed"))
     if server.role == "primary":
-        history, born = server.cluster.history_of(server)
+        made, born = server.cluster.history_of(server)
         told = {
             "timeline": server.timeline,
-            "history": history,
+            "history": made,
             "born_us": born,
             "flushed": server.flushed_bytes,
         }
@@ -108,6 +119,7 @@ def _hello(session: Session) -> Row:
     return tables.hello(
         server.tables,
         system="simulated",
+        place=_PLACE,
         **told,
         backend_start=session.began,
         read_only=read_only,
@@ -153,7 +165,7 @@ def _waits(session: Session, asked: list[str]) -> list[Row]:
 
 _BY_TEXT: dict[str, Callable[..., Any]] = {
     meeting._HELLO: _hello,
-    "select * from aiodlock.hello()": _hello,
+    history._HELLO: _hello,
     link._END_SESSION: _end_session,
     calls.rows_of(sweeping._SWEEP, 3): _checked(_sweep),
     calls.rows_of(store._RECORDED, 1): _checked(
