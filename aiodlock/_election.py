@@ -104,7 +104,7 @@ class Election:
         stop = session.backend.observe("lock", self.name, changed.set)
         try:
             while True:
-                if session.death is not None:
+                if session.closing or session.death is not None:
                     session = await self._core.ready()
                     stop()
                     stop = session.backend.observe("lock", self.name, changed.set)

@@ -16,7 +16,7 @@ from aiodlock import _clock as clock
 from aiodlock._session import Session
 
 from ..conftest import MakeClient
-from ..scenes import bounded, until, until_cancelled
+from ..scenes import bounded, settled, until, until_cancelled
 
 #: Longer than any test takes: only a release frees a name.
 _LONG = 60.0
@@ -303,6 +303,24 @@ async def test_leader_is_observed_across_a_death(client: Client) -> None:
         async with bounded(20):
             assert await following == "two"
     await leaders.aclose()
+
+
+async def test_leader_is_observed_when_the_client_was_left_and_entered_again(
+    make_client: MakeClient,
+) -> None:
+    client = await make_client()
+    election = client.election("e")
+    leaders = election.observe(interval=_LONG)
+    async with election.lead("one"):
+        assert await anext(leaders) == "one"
+    await client.__aexit__(None, None, None)
+    async with client:
+        following = asyncio.ensure_future(anext(leaders))
+        await settled(client)
+        async with election.lead("two"):
+            async with bounded(20):
+                assert await following == "two"
+        await leaders.aclose()
 
 
 async def test_observer_is_cancelled_while_no_new_session_begins(
