@@ -135,7 +135,7 @@ class Acquisition(Body):
         session.register.lose_if_overdue(request)
         if serial not in request.handles:  # released inside the body
             return request.error() if request.has_lost(serial) else None
-        if not _ends_hold(session, request, serial):
+        if not _end_one(session, request, serial):
             return request.error() if request.loss is not None else None
         if not request.options.confirm_release or not wait:
             session.departure.in_background(request)
@@ -158,7 +158,7 @@ class Acquisition(Body):
 async def release_handle(session: Session, request: Request, serial: int) -> None:
     """End one acquisition, in the caller's task; see ``Lease.release``."""
     session.register.lose_if_overdue(request)
-    if not _ends_hold(session, request, serial):
+    if not _end_one(session, request, serial):
         if request.loss is not None:
             raise request.error()
         return
@@ -168,8 +168,9 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
     session.telling.released(request)
 
 
-def _ends_hold(session: Session, request: Request, serial: int) -> bool:
-    """End one acquisition; return whether the store has to be left for it now, by the caller."""
+def _end_one(session: Session, request: Request, serial: int) -> bool:
+    """End one acquisition; return whether the caller has to leave the store now: it was the last, and its
+    lease is neither lost nor kept for the next body."""
     last = request.end_handle(serial)
     if request.loss is not None:
         if last:

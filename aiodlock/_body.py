@@ -226,7 +226,10 @@ NOTHING: CoroutineType[Any, Any, None] = _Nothing()  # type: ignore[assignment]
 
 
 def block_meant(tasks: Sequence[_Task]) -> int | None:
-    """Which block of one object ends in the current task, of those that these tasks have entered."""
+    """Return the index of the block that the current task is leaving; None if that is not clear.
+
+    :param tasks: which task has entered each open block of one object.
+    """
     current = current_task()
     for index in range(len(tasks) - 1, -1, -1):
         if tasks[index] is current:

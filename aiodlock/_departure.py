@@ -170,7 +170,7 @@ class Departure:
             return
         loop = self._loop
         request.left = left = loop.create_future()
-        timer = loop.call_later(_A_MOMENT, self._give_up, left, context=self._context)
+        timer = loop.call_later(_A_MOMENT, self._end_wait, left, context=self._context)
         try:
             if anyio.current_effective_deadline() == _NEVER:
                 await left  # anyio would make notes on each task, and there may be thousands
@@ -205,13 +205,13 @@ class Departure:
                     raise
             await asyncio.sleep(min(pause_after(failures), max(0.0, give_up_at - now())))
 
-    def _give_up(self, waiting: asyncio.Future[None]) -> None:
+    def _end_wait(self, waiting: asyncio.Future[None]) -> None:
         if not waiting.done():
             self.silent_at = now()
             waiting.set_result(None)
 
 
 def _end_of(request: Request) -> End:
-    # What no body has used keeps no name closed, whatever the store was told of its beginning.
+    # If no body has begun, ``hold_at_least`` does not apply, whatever the store was told of its beginning.
     kept = request.used or not request.terms.hold_at_least
     return RAN_OUT if request.ran_out and kept else ENDED if request.used else UNUSED

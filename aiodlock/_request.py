@@ -113,7 +113,7 @@ class Request(Hold):
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
-    WAITING      HELD, ASKING (``unqueue``: begin again), LEAVING
+    WAITING      HELD, ASKING (``unqueue``), LEAVING
     HELD         LOST (``lose``), LEAVING, KEPT (``keep``)
     KEPT         HELD (``hold_again``), LEAVING
     LOST         LEAVING
@@ -250,13 +250,16 @@ class Request(Hold):
         self.granted_at = moment
 
     def queue(self, asked_at: float) -> None:
-        """The store has queued it: ASKING → WAITING. It was asked before, so before who saw it there."""
+        """The store has queued it: ASKING → WAITING. Nobody has seen it there before ``asked_at``."""
         assert self.state is ASKING, self
         self.state = WAITING
         self.asked_at = asked_at
 
     def unqueue(self) -> None:
-        """The store has forgotten it, or granted it too late: WAITING → ASKING. Its task begins again."""
+        """The store has forgotten it, or granted it too late: WAITING → ASKING.
+
+        It is not asked for again: its task has this one left, and begins again with another request.
+        """
         assert self.state is WAITING, self
         self.state = ASKING
         self.wake()

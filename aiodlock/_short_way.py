@@ -2,7 +2,9 @@
 
 Nothing is different from the long way, which this is for the commonest case: the lock is exclusive, without
 owner and ``max_hold``, so while its lease is kept no task here can have another live hold of the name; and
-the task is in no other block. What calls are saved stands here instead of them.
+the task is in no other block. ``begin`` inlines ``Acquiring._kept``, ``Lingering.hand_out``, ``Body.arm``;
+``end`` inlines ``Body.end_block``, ``Acquisition.leave`` and ``Lingering.keep``. A change there is one here
+too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stores with a lease per request: the few calls that such a store offers, and what is known of a request.
 
 A ``Keeper`` extends what is queued and held, and hears what the store says by itself. ``KeptPlace`` is what
-the core asks.
+the core asks. ("Kept" means kept alive here. The core's state KEPT is another thing: a lease that lingers.)
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ OVER: Final = Stage.OVER
 
 
 class Nobody:
-    """Listens for a place that is over."""
+    """The listener of a place that is over: it does nothing."""
 
     def granted(self) -> None: ...
 

@@ -204,8 +204,7 @@ class Wire:
             if later or len(out) != len(waiting):
                 self._post(command)
             elif out:
-                # Nothing is in flight: only commands that were held back could be written together with
-                # this one, so it need not wait for the next turn.
+                # Nothing is in flight: write now, together with what would go out at the end of this turn.
                 self._out = []
                 self._write(b"".join((*out, command)))
             else:
