@@ -126,7 +126,8 @@ async def test_all_five_restarted_empty_one_after_another_violate_nothing(
 ) -> None:
     ttl, store = 2.0, tmp_path / "store.db"
     urls = [node.url for node in nodes]
-    async with contending(urls, store, ttl=ttl, restart_delay=ttl) as told:
+    # It takes some turns with each node away, and not as many as these cores can carry out meanwhile.
+    async with contending(urls, store, ttl=ttl, restart_delay=ttl, body=0.02) as told:
         await until_turns(store, 32)
         for node in nodes:
             await asyncio.to_thread(node.kill)
