@@ -154,8 +154,9 @@ class Follower(Protocol):
         """Before it runs: know the store that the backend of the client's dead session knew."""
 
 
-class Backend(Protocol):
-    """One place where locks live. Every call may be cancelled at any await."""
+class StoreBase(Protocol):
+    """What every store answers, as a ``Backend`` and as a ``KeptStore``. Every call may be cancelled at any
+    await."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -180,16 +181,6 @@ class Backend(Protocol):
     def answers_within(self) -> float:
         """How long an answer takes lately, and a little more (seconds); 1.0 at least."""
 
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Keep connections and leases up until cancelled; call ``ready`` when the first calls can be made
-        and notices arrive."""
-
-    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> Place:
-        """Make the place of a request that is about to be asked. No I/O.
-
-        :param owner: identity for reentrancy, unambiguous: ``t…`` for a task's, ``u…`` for a user's.
-        """
-
     async def settle(self) -> None:
         """Before the end: wait a moment, a second at most, for answers that no call waits for."""
 
@@ -201,9 +192,6 @@ class Backend(Protocol):
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Return who holds and who waits."""
-
-    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
-        """Return whether the grant that has this token holds still."""
 
     async def inspect_all(
         self, kind: Kind, names: Sequence[str], *, queues: bool = True
@@ -237,3 +225,20 @@ class Backend(Protocol):
     async def forget(self, name: str) -> bool:
         """Take the record of a success back (kind ``once``); return whether there was one. Asked only if
         the capabilities say ``once``."""
+
+
+class Backend(StoreBase, Protocol):
+    """One place where locks live."""
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Keep connections and leases up until cancelled; call ``ready`` when the first calls can be made
+        and notices arrive."""
+
+    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> Place:
+        """Make the place of a request that is about to be asked. No I/O.
+
+        :param owner: identity for reentrancy, unambiguous: ``t…`` for a task's, ``u…`` for a user's.
+        """
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether the grant that has this token holds still."""

@@ -6,7 +6,7 @@ the core asks. ("Kept" means kept alive here. The core's state KEPT is another t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Final, Protocol
 
@@ -14,20 +14,16 @@ from .._agenda import Entry
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import (
-    Capabilities,
     End,
     Gone,
     Granted,
-    Kind,
     Left,
-    LockInfo,
     Refused,
     StoreRequest,
     Terms,
-    Tokens,
     Waiting,
 )
-from .base import Listener
+from .base import Listener, StoreBase
 
 
 class Notices(Protocol):
@@ -64,23 +60,8 @@ class Notices(Protocol):
         """Tell whether a lease of this client may still be held by what the store has said."""
 
 
-class KeptStore(Protocol):
-    """A store where each request has a lease of its own. Every call may be cancelled at any await."""
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def failure(self) -> Exception | None: ...
-
-    @property
-    def further_at(self) -> float: ...
-
-    @property
-    def answers_within(self) -> float: ...
+class KeptStore(StoreBase, Protocol):
+    """A store where each request has a lease of its own."""
 
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
@@ -131,32 +112,6 @@ class KeptStore(Protocol):
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""
-
-    async def settle(self) -> None: ...
-
-    def announce(self, kind: str, name: str) -> None: ...
-
-    def observe(
-        self, kind: str, name: str, changed: Callable[[], object]
-    ) -> Callable[[], object]: ...
-
-    async def inspect(self, kind: Kind, name: str) -> LockInfo: ...
-
-    async def inspect_all(
-        self, kind: Kind, names: Sequence[str], *, queues: bool = True
-    ) -> list[LockInfo]: ...
-
-    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None: ...
-
-    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]: ...
-
-    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]: ...
-
-    async def break_lock(
-        self, name: str, kind: Kind = "lock", tokens: Tokens | None = None
-    ) -> int: ...
-
-    async def forget(self, name: str) -> bool: ...
 
 
 class Stage(Enum):
