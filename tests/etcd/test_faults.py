@@ -603,12 +603,12 @@ async def test_waiter_is_granted_though_what_it_missed_was_compacted(
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     # Its watch goes back behind what the store remembers.
     room = direct.store.cluster.rooms.of(direct.store.cluster.keys("lock", "name"))
-    assert room._watch is not None
+    assert room._following._near is not None
     await holder.leave(ENDED)
     await waiter_heard.until("granted")
     third, third_heard = direct.place()
     assert isinstance(await third.acquire(wait=True), Waiting)
-    room._watch.start = 1
+    room._following._near.start = 1
     revision = (await direct.store.cluster.read(room.keys)).revision
     await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
     link = direct.store.cluster.link

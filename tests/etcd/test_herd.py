@@ -169,7 +169,7 @@ async def test_request_whose_turn_becomes_far_while_it_comes_is_told_that_it_wai
     room = clients[2].store.cluster.rooms.find(holder.keys)
     assert room is not None
     assert room.queue is not None
-    assert not room._far
+    assert not room._following._far
     told = asyncio.create_task(room.reached(room.queue.revision + 2))
     for client in clients[3:]:
         place, heard = client.place(ttl=20.0, waiter_ttl=20.0)
@@ -177,7 +177,7 @@ async def test_request_whose_turn_becomes_far_while_it_comes_is_told_that_it_wai
         waiters.append((place, heard))
     async with bounded(5.0):
         await told
-    assert room._far
+    assert room._following._far
     for place in (*(place for place, _ in reversed(waiters)), holder):
         await place.leave(ENDED)
 
@@ -191,7 +191,7 @@ async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
     store = clients[-1].store
     room = store.cluster.rooms.find(holder.keys)
     assert room is not None
-    assert room._far
+    assert room._following._far
     read, transact = room._read, store.cluster.transact
     was_read, go, let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
     second, _ = clients[-1].place(ttl=20.0, waiter_ttl=20.0)

@@ -37,7 +37,7 @@ async def test_request_that_joined_in_a_lost_answer_stays_beside_its_owner_when_
         assert isinstance(await place.acquire(wait=True), Waiting)
     room = direct.store.cluster.rooms.find(mate.keys)
     assert room is not None
-    watch = room._watch
+    watch = room._following._near
     assert watch is not None
     call, heard = direct.store.cluster.link.call, watch.heard
     sent = 0

@@ -50,7 +50,7 @@ async def _wait(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
 async def _followed(direct: Direct, kind: str = "lock") -> None:
     """Wait until the client follows the name: until then nothing is passed on."""
     room = direct.store.cluster.rooms.of(direct.store.cluster.keys(kind, "name"))
-    await until(lambda: room._watch is not None)
+    await until(lambda: room._following.is_near)
 
 
 async def test_next_one_of_the_client_holds_before_the_key_is_deleted_and_no_other(

@@ -297,7 +297,7 @@ async def test_expired_session_tells_and_the_next_one_begins(
             async def expired() -> bool:
                 await other.ask(jute.sync("/"))
                 nodes = (await other.ask(jute.get_children("/aiodlock/clients"))).value[0]
-                return not any(node.startswith(session._node._label) for node in nodes)
+                return not any(node.startswith(session._heartbeats.node._label) for node in nodes)
 
             await until(expired)
         assert now() > lifetime.deadline
@@ -504,7 +504,7 @@ async def test_certificates_are_replaced_while_a_client_runs(tmp_path: Path) -> 
         async with _running(read_url(url, "aiodlock"), 60.0) as session:
             server.crash()
             (tmp_path / "ca.pem").write_text("just being written")
-            await until(lambda: session.failure is not None)
+            await until(lambda: session.outage.failure is not None)
             _write_certificates(trustme.CA(), tmp_path)
             await asyncio.to_thread(server.start)
             await session.wait_up(10.0)
@@ -753,10 +753,10 @@ async def test_lease_is_extended_by_hand_though_somebody_deleted_its_clients_nod
         asked = asker(backend, name=f"name-{os.urandom(4).hex()}", ttl=TTL)
         await asked.acquire()
         session = backend._main
-        await session.ask(jute.delete(session._node.path))
+        await session.ask(jute.delete(session._heartbeats.node.path))
         await asked.place.extend(None)
         assert (
-            await session.ask(jute.exists(session._node.path))
+            await session.ask(jute.exists(session._heartbeats.node.path))
         ).value.ephemeral_owner == session.id
         await asked.leave()
 
@@ -773,7 +773,7 @@ async def test_clients_whose_nodes_somebody_deleted_with_what_they_stood_in_go_o
     ):
         asked = asker(backend, name="name", ttl=ttl)
         await asked.acquire()
-        paths = (backend._main._node.path, f"{backend.queues.root}/clients")
+        paths = (backend._main._heartbeats.node.path, f"{backend.queues.root}/clients")
         deletion = jute.multi([jute.delete(path) for path in paths])
         await other.ask(deletion)
         await asyncio.sleep(ttl)

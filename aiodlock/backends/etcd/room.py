@@ -23,8 +23,9 @@ from typing import Protocol
 from ..._clock import now
 from ..._model import first_request
 from . import messages as m
-from .recipe import Keys, Queue, Record, Turn, after
-from .watching import Watch, Watches
+from .following import Following
+from .recipe import Keys, Queue, Record, Turn
+from .watching import Watches
 
 _logger = logging.getLogger("aiodlock")
 
@@ -56,10 +57,9 @@ class Waiter(Protocol):
 class Room:
     """One name. Mutable state: ``queue`` (as of the last event; None while it is not known),
     ``waiters`` of this client by request id, ``_by_owner`` (those whose owner may hold by another
-    request), ``_watch`` (of the whole name; None while it is far) and ``_far`` (watches instead of it),
-    ``_rereading``, ``_expected`` (who waits for a revision), ``_opening`` (requests on their way that
-    read the name, too), ``unused_since``, ``_unneeded`` (how often something was heard while nobody
-    waited).
+    request), ``_following`` (what is watched of it), ``_rereading``, ``_expected`` (who waits for a
+    revision), ``_opening`` (requests on their way that read the name, too), ``unused_since``, ``_unneeded``
+    (how often something was heard while nobody waited).
     """
 
     def __init__(
@@ -76,14 +76,12 @@ class Room:
         self.waiters: dict[str, Waiter] = {}
         self.unused_since: float = now()
         self._by_owner: dict[str, dict[str, Waiter]] = {}
-        self._watches = watches
+        self._following = Following(keys, label, watches)
         self._read = read
         self._reread = reread
         self._opening = 0
         self._lock = asyncio.Lock()
         self._unneeded = 0
-        self._watch: Watch | None = None
-        self._far: list[Watch] = []
         self._rereading = False
         self._expected: list[tuple[int, asyncio.Future[int]]] = []
 
@@ -114,7 +112,9 @@ class Room:
         stand behind both keys.
         """
         queue = self.queue
-        if queue is None or self._watch is None or not self.waiters or queue.find(id) is None:
+        if queue is None or not self._following.is_near or not self.waiters:
+            return False
+        if queue.find(id) is None:
             return False
         queue.delete(self.keys.request(id))
         holders = list(queue.holders())
@@ -130,7 +130,7 @@ class Room:
 
         Of a thousand requests that come together only one reads all of them.
         """
-        opens = (self.queue is None or bool(self._far)) and not self._opening
+        opens = (self.queue is None or self._following.is_far) and not self._opening
         self._opening += opens
         try:
             yield opens
@@ -150,7 +150,7 @@ class Room:
         if self.queue is not None and queue.revision < self.queue.revision:
             return  # more is known already
         self.queue = queue
-        self._end_watches()
+        self._following.end()
         self._advance()
         self._tell_success()
         for id, waiter in list(self.waiters.items()):
@@ -161,18 +161,10 @@ class Room:
 
     def close(self) -> None:
         """Stop following."""
-        self._end_watches()
+        self._following.end()
         self.queue = None
         for _, waiting in self._expected:
             waiting.cancel()
-
-    def _end_watches(self) -> None:
-        watches, self._far = self._far, []
-        if self._watch is not None:
-            watches.append(self._watch)
-            self._watch = None
-        for watch in watches:
-            self._watches.end(watch)
 
     def _follow(self) -> None:
         """Watch what is needed now, which may be less or more than before."""
@@ -180,22 +172,12 @@ class Room:
         if queue is None:
             return
         start, signal = queue.revision + 1, self._signal()
-        if signal is not None:
-            if self._watch is not None or not self._far:
-                self._end_watches()
-                # The own ones, too: if the first waiter gives up, another one's turn may be near.
-                ahead, own = self.keys.request(signal), self.keys.request(self._label)
-                self._far = [
-                    self._watches.watch(key, end, start, self._heard_far, self._missed)
-                    for key, end in ((ahead, b""), (own, after(own)))
-                ]
-            if self._expected:
-                self._read_anew()  # nothing else will tell it
-        elif self._watch is None:
-            self._end_watches()
-            self._watch = self._watches.watch(
-                self.keys.base, self.keys.end, start, self._heard, self._missed
-            )
+        if signal is None:
+            self._following.near(start, self._heard, self._missed)
+            return
+        self._following.far(start, signal, self._heard_far, self._missed)
+        if self._expected:
+            self._read_anew()  # nothing else will tell it
 
     def _signal(self) -> str | None:
         """Return the request that goes before the turn of this client is near; None if it is near."""
@@ -232,7 +214,7 @@ class Room:
     async def reached(self, revision: int) -> Queue:
         """Return the queue once it is known up to this revision of the name, or to what is left of it."""
         while self.queue is None or self.queue.revision < revision:
-            if self._far:
+            if self._following.is_far:
                 self._read_anew()
             waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             self._expected.append((revision, waiting))
@@ -327,7 +309,7 @@ class Room:
 
     def _missed(self) -> None:
         """The store has forgotten the changes since the last event, or was set back."""
-        self._end_watches()
+        self._following.end()
         self.queue = None  # restored from a backup, it has a smaller revision, which counts
         self._read_anew()
 

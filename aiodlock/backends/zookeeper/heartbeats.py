@@ -63,7 +63,8 @@ class OwnNode:
 class Heartbeats:
     """Those of one session.
 
-    Mutable state: ``pace``, ``answers`` (patience with writes), ``_beating`` (the one on its way).
+    Mutable state: that of ``node``; ``pace``, ``answers`` (patience with writes), ``_beating`` (the one on
+    its way).
 
     :param sent: is called when one was sent.
     :param astray: is called when the node is not there.
@@ -78,7 +79,7 @@ class Heartbeats:
     ) -> None:
         self.pace: Pace = Pace.of(timeout)
         self.answers: Patience = Patience(_SHORTEST_PAUSE, _LONGEST_PATIENCE)
-        self._node = node
+        self.node: OwnNode = node
         self._sent = sent
         self._astray = astray
         self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
@@ -100,7 +101,7 @@ class Heartbeats:
                     BackendUnavailable(f"{connection.server} has not answered for {silent:.1f} s")
                 )
             elif self._beating is None or self._beating.done():
-                self._beating = connection.submit(self._node.heartbeat())
+                self._beating = connection.submit(self.node.heartbeat())
                 self._beating.add_done_callback(self._on_beat)
                 self._sent()
 

@@ -16,6 +16,7 @@ from .heartbeats import Heartbeats, OwnNode, Pace
 from .identity import Acquaintance
 from .lifetime import Lifetime
 from .members import Members
+from .outage import Outage
 from .servers import NO_SESSION, Ensemble, Greeting, Servers, SessionExpired
 from .transactions import Transactions
 from .watches import Watches
@@ -29,13 +30,11 @@ _CLOSE_WITHIN = 0.5
 class Session:
     """One session at a time, with one timeout. When it has expired, the next one is made.
 
-    Mutable state: ``lifetime`` (of the present session), ``members``, ``watches``, ``returned`` (called
-    when there is a connection again in the same session, after the members), ``told`` (called with why
-    there is no connection, and with None when there is one), ``failure``; ``_welcome`` (the session, as the
-    servers granted it last), ``_node`` (the present session's), ``_heartbeats``, ``_connection`` (None
-    while there is none, or it is not ready), ``_up`` (set while there is one), ``_down_since`` and
-    ``_telling`` (from when on there is none, and what tells so again), ``_seen`` (the newest transaction
-    that the last connection told of), ``_running``, ``_transactions`` (of this turn of the loop).
+    Mutable state: ``lifetime`` (of the present session), ``members``, ``watches``, ``outage`` (while there
+    is no connection), ``returned`` (called when there is a connection again in the same session, after the
+    members); ``_welcome`` (the session, as the servers granted it last), ``_heartbeats`` (and the present
+    session's node), ``_connection`` (None while there is none, or it is not ready), ``_up`` (set while
+    there is one), ``_running``, ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class Session:
         self.members: Members = Members()
         self.watches: Watches = Watches(self.submit)
         self.returned: Callable[[], object] | None = None
-        self.told: Callable[[Exception | None], object] = lambda _: None
-        self.failure: Exception | None = None
+        self.outage: Outage = Outage(ensemble.described, self.members)
         self._ensemble = ensemble
-        self._node = OwnNode(ensemble, label)
-        self._heartbeats = Heartbeats(self._node, timeout, self.members.on_beat, self._on_node_gone)
+        self._heartbeats = Heartbeats(
+            OwnNode(ensemble, label), timeout, self.members.on_beat, self._on_node_gone
+        )
         self._acquaintance = acquaintance or Acquaintance(
             ensemble.described, silence=0.0, may_hold=lambda: now() < self.lifetime.deadline
         )
@@ -64,14 +63,11 @@ class Session:
             self._acquaintance,
             self.watches.on_event,
             self._on_commit,
-            self._on_failure,
+            self.outage.note,
         )
         self._welcome = NO_SESSION
         self._connection: Connection | None = None
         self._up = asyncio.Event()
-        self._seen = 0
-        self._down_since = 0.0
-        self._telling: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[Any] | None = None
         self._transactions = Transactions()
 
@@ -125,12 +121,12 @@ class Session:
                     else:
                         await self._up.wait()
         except TimeoutError:
-            raise self._unavailable() from self.failure
+            raise self.outage.error() from self.outage.failure
 
     def submit(self, call: jute.Call[T]) -> asyncio.Future[Answer[T]]:
         """Send a request. Raises BackendUnavailable when there is no connection."""
         if self._connection is None:
-            raise self._unavailable() from self.failure
+            raise self.outage.error() from self.outage.failure
         self._transactions.flush()
         return self._connection.submit(call)
 
@@ -142,23 +138,17 @@ class Session:
         :param once: at most one with this text is in a transaction.
         """
         if self._connection is None:
-            raise self._unavailable() from self.failure
+            raise self.outage.error() from self.outage.failure
         return self._transactions.add(self._connection, calls, once)
 
     async def ask(self, call: jute.Call[T]) -> Answer[T]:
         """Send a request and return its answer. Cancelling does not take it back."""
         return await asyncio.shield(self.submit(call))
 
-    def _unavailable(self) -> BackendUnavailable:
-        described, failure = self._ensemble.described, self.failure
-        return BackendUnavailable(
-            f"no connection to {described}" + (f": {failure}" if failure else "")
-        )
-
     async def heartbeat(self) -> None:
         """Send a heartbeat, and return when it is answered."""
         try:
-            await self.ask(self._node.heartbeat())
+            await self.ask(self._heartbeats.node.heartbeat())
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
@@ -173,12 +163,12 @@ class Session:
         """Somebody has deleted the session's node, and perhaps what it stands in."""
         for making in self._servers.making():
             self.submit(making)
-        return self.submit(self._node.creation())
+        return self.submit(self._heartbeats.node.creation())
 
     async def make_root(self) -> None:
         """Make the nodes under which everything is kept anew, after somebody has deleted them."""
         if self._connection is None:
-            raise self._unavailable()
+            raise self.outage.error()
         await self._servers.make_root(self._connection)
 
     # -- life ----------------------------------------------------------------------------------------
@@ -200,7 +190,8 @@ class Session:
         :raises BackendError: when the servers do not accept the client, and it was never up.
         """
         self._running = asyncio.current_task()
-        pause, self._down_since = _FIRST_PAUSE, now()
+        pause = _FIRST_PAUSE
+        self.outage.begin()
         try:
             while True:
                 try:
@@ -209,10 +200,10 @@ class Session:
                     refused = isinstance(failed, BackendError)
                     if refused and not isinstance(failed, BackendUnavailable) and not in_use:
                         raise
-                    self._on_failure(failed)
+                    self.outage.note(failed)
                     if in_use and self._servers.all_failed:
-                        self.told(self.failure)
-                    self._tell_down()
+                        self.outage.told(self.outage.failure)
+                    self.outage.tell()
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(
                         2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._heartbeats.pace.pause)
@@ -241,7 +232,7 @@ class Session:
 
     async def _take_over(self, connection: Connection, greeting: Greeting) -> None:
         """Use a connection: note what was granted, set the old watches, and have a write committed."""
-        welcome, fresh = greeting.welcome, greeting.fresh
+        welcome, fresh, node = greeting.welcome, greeting.fresh, self._heartbeats.node
         if not fresh and welcome.timeout < self._welcome.timeout:
             # The session may end before what leases count on: they end now, while it lives.
             self.lifetime.shortened(greeting.sent, welcome.timeout)
@@ -252,58 +243,40 @@ class Session:
             # Nodes are there again that were deleted since, and would be for as long as the session lives.
             await connection.submit(jute.CLOSE_CALL)
             raise SessionExpired("the servers were restored from a backup")
-        for watches in self.watches.of_before(self._seen):
+        for watches in self.watches.of_before():
             connection.submit(watches)
         try:
             if fresh:
-                self._node.number += 1
-                await connection.submit(self._node.creation())
+                node.number += 1
+                await connection.submit(node.creation())
             else:
-                await connection.submit(self._node.heartbeat())
+                await connection.submit(node.heartbeat())
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise self._servers.denied(refused) from refused
             await self._servers.make_root(connection)
-            await connection.submit(self._node.creation())
+            await connection.submit(node.creation())
 
     def _on_ready(self, connection: Connection) -> None:
-        self._connection, self.failure = connection, None
-        self._tell_no_more()
-        self.told(None)
+        self._connection = connection
+        self.outage.end()
         self._up.set()
         self.members.on_up()
-
-    def _on_failure(self, failed: Exception) -> None:
-        self.failure = _worded(failed)
 
     def _on_down(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._seen = connection.last_zxid
+            self.watches.seen = connection.last_zxid
             self._acquaintance.heard()  # though nothing may have been told for long
             self._servers.lost(connection)
         self._up.clear()
-        self._down_since = now()
-        self._tell_down()
-
-    def _tell_down(self) -> None:
-        """Tell the members now, and again until there is a connection: to dial may take long."""
-        self._tell_no_more()
-        if self.members:
-            error = self._unavailable()
-            error.__cause__ = self.failure
-            self.members.on_down(error, now() - self._down_since)
-        loop = asyncio.get_running_loop()
-        self._telling = loop.call_later(_LONGEST_PAUSE, self._tell_down)
-
-    def _tell_no_more(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        self.outage.begin()
+        self.outage.tell()
 
     def _expire(self) -> None:
         """The session is no more, or not to be used any more, and with it whatever lived in it."""
         self.lifetime.end()
-        self._welcome, self._seen = NO_SESSION, 0
+        self._welcome = NO_SESSION
         self.lifetime = Lifetime(self._ensemble.tick)
         self.watches.clear()
         self.members.on_over()
@@ -312,10 +285,10 @@ class Session:
         """End the session: its nodes vanish at once."""
         self.lifetime.end()  # what lived in it need not be left
         self._servers.stop()
-        self._tell_no_more()
+        self.outage.stop()
         connection = self._connection
         self._transactions.flush()
-        self._connection, self.failure = None, BackendUnavailable("the client was closed")
+        self._connection = None
         self._up.clear()  # who waits for a connection must not spin
         if connection is not None and connection.is_open:
             try:
@@ -337,12 +310,3 @@ class Session:
         if self._connection is not None:
             self._acquaintance.told_of(self._connection.last_zxid)
         self.lifetime.committed(sent, now())
-
-
-def _worded(failed: Exception) -> Exception:
-    """Return the reason of a failed attempt in words."""
-    if str(failed):
-        return failed
-    if isinstance(failed, TimeoutError):
-        return TimeoutError("no answer in time")
-    return ConnectionError("the server closed the connection")

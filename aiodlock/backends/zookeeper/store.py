@@ -120,7 +120,7 @@ class ZooKeeperBackend(Asked):
             in_use = bool(self._sessions)  # the first one was up before there was another
             self._sessions[milliseconds] = session
             session.returned = partial(self.queues.look_back, session)
-            session.told = partial(self._tell, session)
+            session.outage.told = partial(self._tell, session)
             self._start(session.run(in_use=in_use))
         return session
 
@@ -145,8 +145,8 @@ class ZooKeeperBackend(Asked):
     def failure(self) -> Exception | None:
         """Why there is no connection, if there is none."""
         for session in self._sessions.values():
-            if not session.is_up and session.failure is not None:
-                return session.failure
+            if not session.is_up and session.outage.failure is not None:
+                return session.outage.failure
         return None
 
     @property

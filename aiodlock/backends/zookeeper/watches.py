@@ -24,10 +24,12 @@ class _Submit(Protocol):
 class Watches:
     """Those of one session. Each fires once.
 
-    Mutable state: ``_data`` and ``_children`` (what is called, by path).
+    Mutable state: ``seen`` (the newest transaction that the last connection told of), ``_data`` and
+    ``_children`` (what is called, by path).
     """
 
     def __init__(self, submit: _Submit) -> None:
+        self.seen: int = 0
         self._submit = submit
         self._data: _Calls = {}
         self._children: _Calls = {}
@@ -78,6 +80,7 @@ class Watches:
 
         Whoever watches children is told by the session, and may watch on in the next one.
         """
+        self.seen = 0
         self._data.clear()
 
     def on_event(self, event: jute.Event) -> None:
@@ -90,11 +93,8 @@ class Watches:
         for changed in told:
             changed()
 
-    def of_before(self, seen: int) -> list[jute.Call[None]]:
-        """Return what sets the watches of the last connection, in messages that are not too long.
-
-        :param seen: the newest transaction that it told of.
-        """
+    def of_before(self) -> list[jute.Call[None]]:
+        """Return what sets the watches of the last connection, in messages that are not too long."""
         calls = []
         data: list[str] = []
         children: list[str] = []
@@ -104,12 +104,12 @@ class Watches:
                 into.append(path)
                 size += 4 + len(path.encode())
                 if size > _BYTES_AT_ONCE:
-                    calls.append(jute.set_watches(seen, tuple(data), (), tuple(children)))
+                    calls.append(jute.set_watches(self.seen, tuple(data), (), tuple(children)))
                     data.clear()
                     children.clear()
                     size = 0
         if size:
-            calls.append(jute.set_watches(seen, data, (), children))
+            calls.append(jute.set_watches(self.seen, data, (), children))
         return calls
 
 
