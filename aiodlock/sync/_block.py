@@ -59,9 +59,6 @@ class Entered:
     def __init__(self) -> None:
         self._open: list[Block] = []
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def add(self, opened: Opened, inside: FrameType | None) -> None:
         """One was entered, in this thread, inside of this generator if there is one."""
         self._open.append((here().ref, opened, inside))

@@ -241,7 +241,7 @@ async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
     await first.leave(ENDED)
     await owner_heard.until("granted")
     await joined.wait()
-    lease = direct.store.cluster.leases.known(20.0)
+    lease = direct.store.cluster.leases._by_length.get(20)
     assert lease is not None
     monkeypatch.setattr(direct.store.cluster, "transact", transact)
     await mate.leave(ENDED)
@@ -353,7 +353,7 @@ async def test_acquire_with_a_lease_that_ended_unnoticed_uses_another(
     place, heard = direct.place(ttl=25.0, waiter_ttl=25.0)
     await _acquire(place, heard)
     await place.leave(ENDED)
-    lease = direct.store.cluster.leases.known(25.0)
+    lease = direct.store.cluster.leases._by_length.get(25)
     assert lease is not None
     await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease.id))
     again, again_heard = direct.place(ttl=25.0, waiter_ttl=25.0)
@@ -564,7 +564,7 @@ async def test_lock_delay_begins_once_though_the_body_ends_later(
     await asyncio.sleep(0.05)
     assert await holder.leave(RAN_OUT) == Left("gone", "expired")
     assert (await direct.store.cluster.read(holder.keys)).closing() == begun
-    assert holder.id not in direct.store.requests
+    assert direct.store.requests.find(holder.id) is None
 
 
 @pytest.mark.parametrize("turns", range(5))

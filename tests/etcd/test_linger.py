@@ -65,13 +65,13 @@ async def test_no_message_is_sent_between_two_bodies(
         raise AssertionError(f"it was asked: {about}")
 
     monkeypatch.setattr(_store(client).cluster, "transact", transact)
-    watches = len(_store(client).cluster.watches)
+    watches = len(_store(client).cluster.watches._watches)
     for _ in range(50):
         async with lock as lease:
             assert lease.token == first.token
         async with client.lock("a", linger=LONG) as lease:
             assert lease.token == first.token
-    assert len(_store(client).cluster.watches) == watches
+    assert len(_store(client).cluster.watches._watches) == watches
     monkeypatch.undo()
 
 
@@ -79,15 +79,15 @@ async def test_one_watch_for_a_lease_that_lingers_and_none_when_it_is_released(
     make: MakeClient,
 ) -> None:
     client, other = await make(), await make()
-    before = len(_store(client).cluster.watches)
+    before = len(_store(client).cluster.watches._watches)
     for name in "abc":
         async with client.lock(name, linger=LONG):
             pass
-    assert len(_store(client).cluster.watches) == before + 3
+    assert len(_store(client).cluster.watches._watches) == before + 3
     for name in "abc":
         async with other.lock(name, timeout=PATIENCE):
             pass
-    await until(lambda: len(_store(client).cluster.watches) == before)
+    await until(lambda: len(_store(client).cluster.watches._watches) == before)
 
 
 async def test_recall_is_missed_while_the_connection_is_cut(

@@ -258,7 +258,7 @@ async def test_nothing_rests_on_a_lease_from_before_a_change_of_the_leader(
 
 
 async def _outdate(direct: Direct, seconds: float) -> SharedLease:
-    lease = direct.store.cluster.leases.known(seconds)
+    lease = direct.store.cluster.leases._by_length.get(round(seconds))
     assert lease is not None
     direct.store.cluster.leases._outdate(lease)
     return lease
@@ -423,7 +423,7 @@ async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
     delay = 0.0 if owner else 1.0
     waiter, waiter_heard = direct.place(ttl=6.0, waiter_ttl=5.0, owner=owner, lock_delay=delay)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
-    lease = direct.store.cluster.leases.known(6.0)
+    lease = direct.store.cluster.leases._by_length.get(6)
     assert lease is not None
     async with bounded(10.0):
         while waiter.deadline < lease.deadline(6.0) + 0.3:

@@ -181,7 +181,7 @@ async def test_try_once_that_is_refused_writes_nothing(
         seen = len(proxy.opcodes)
         assert await trying.place.acquire(wait=False) == Refused("busy")
         assert jute.MULTI not in proxy.opcodes[seen:]
-        assert not any(trying.place in one.members for one in backend._sessions.values())
+        assert not any(trying.place in one.members._all for one in backend._sessions.values())
         await holder.leave()
         assert isinstance(await again.place.acquire(wait=False), Granted)
         await again.leave()

@@ -83,6 +83,6 @@ class Audit:
                     place.on_gone(reason)
         for key in there:
             id = recipe.text_of(key.rpartition(b"/")[2])
-            if id not in self._places and id.startswith(cluster.label):
+            if self._places.find(id) is None and id.startswith(cluster.label):
                 _logger.info("etcd: deleting a key of a request that is over: %r", key)
                 await cluster.link.call(api.TXN, transactions.delete_at(key, lease.id))

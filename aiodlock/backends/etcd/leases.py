@@ -204,10 +204,6 @@ class Leases:
 
     # -- having one ------------------------------------------------------------------------------
 
-    def known(self, length: float) -> SharedLease | None:
-        """Return the lease for this length, if there is one."""
-        return self._by_length.get(_seconds(length))
-
     async def get(self, length: float) -> SharedLease:
         """Return a lease that lives for at least ``length`` after each renewal."""
         asked = _seconds(length)

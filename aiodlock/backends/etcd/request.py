@@ -94,9 +94,6 @@ class Requests(Generic[_R]):
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
-
     def find(self, request_id: str) -> _R | None:
         """Return the one with this id."""
         return self._by_id.get(request_id)

@@ -54,9 +54,6 @@ class Watches:
         self._unsent: asyncio.Queue[m.WatchRequest] = asyncio.Queue()
         self._first = asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._watches)
-
     def watch(
         self,
         key: bytes,

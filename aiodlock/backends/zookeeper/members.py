@@ -45,9 +45,6 @@ class Members:
         self._beats = 0
         self._round: list[Member] = []
 
-    def __contains__(self, member: object) -> bool:
-        return member in self._all
-
     def __len__(self) -> int:
         return len(self._all)
 
