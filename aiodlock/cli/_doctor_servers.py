@@ -324,8 +324,8 @@ async def examine_cluster(url: str, prefix: str, *, fix: bool) -> list[Finding]:
     findings.append(_about_slots(primaries))
     for node in primaries:
         which = f"primary {node.host}"
-        if node.flags & {"fail", "fail?"}:
-            findings.append(_silent_primary(which, f"the cluster marks it {_marks(node)}"))
+        if marks := sorted(node.flags & {"fail", "fail?"}):
+            findings.append(_silent_primary(which, f"the cluster marks it {' and '.join(marks)}"))
         else:
             findings += await _examined(named.of_server(node.host), which, prefix, fix)
     return findings
@@ -337,10 +337,6 @@ async def _text_of_nodes(server: Redis) -> str:
     await connection.send_command("CLUSTER", "NODES")
     answer = await connection.read_response()
     return answer.decode() if isinstance(answer, bytes) else str(answer)
-
-
-def _marks(node: _Node) -> str:
-    return " and ".join(sorted(node.flags & {"fail", "fail?"}))
 
 
 def _about_slots(primaries: Sequence[_Node]) -> Finding:

@@ -184,7 +184,11 @@ class Once(Locked):
 
     def _check_use(self, dependant: Any, error: type[Exception]) -> None:
         """Raise if neither the handler nor a dependency can tell whether it is first."""
-        if dependant is not None and not any(_is_read(self, one) for one in _all_of(dependant)):
+        if dependant is not None and not any(
+            inner.call is self and inner.name is not None
+            for user in _all_of(dependant)
+            for inner in user.dependencies
+        ):
             raise error(
                 f"nobody reads the run of {self!r}, so the handler would do the work each time: give it "
                 "'once: Annotated[OnceRun, Once(...)]', and let it do the work 'if once.first'"
@@ -213,10 +217,6 @@ def _all_of(dependant: Any) -> Iterator[Any]:
     yield dependant
     for inner in dependant.dependencies:
         yield from _all_of(inner)
-
-
-def _is_read(once: Once, user: Any) -> bool:
-    return any(inner.call is once and inner.name is not None for inner in user.dependencies)
 
 
 def _statuses(

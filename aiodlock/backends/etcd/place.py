@@ -212,7 +212,7 @@ class EtcdPlace(Request):
                     return held
                 # What it was to join is gone, or its key is not as it was known. What the room heard
                 # meanwhile it has told to nobody.
-                self._look_again()
+                self._confirm_soon()
         self.state = "waiting"
         return Waiting(self.deadline, None)
 
@@ -326,7 +326,7 @@ class EtcdPlace(Request):
             self.hold(turn.order, self.own.lease, None, now())
             self._tell_granted()
         elif self._timer is None:
-            self.set_timer(0.0, lambda: self.cluster.start(self._confirm_waiting))
+            self._confirm_soon()
 
     def _tell_granted(self) -> None:
         if self._lasts:
@@ -365,8 +365,7 @@ class EtcdPlace(Request):
             else:
                 self._listener.gone("expired")
 
-    def _look_again(self) -> None:
-        """It waits from now on: see to what the room told while it was asking."""
+    def _confirm_soon(self) -> None:
         self.set_timer(0.0, lambda: self.cluster.start(self._confirm_waiting))
 
     async def _confirm_waiting(self) -> None:

@@ -117,7 +117,7 @@ class Listening:
                 if self.link.connection is not connection:
                     continue
                 await self._listen_to_all(connection)
-                await ask(connection, _alive(connection), SILENT_MOST)
+                await ask(connection, connection.execute("select 1"), SILENT_MOST)
             except FAILURES as failed:
                 self.link.give_up(failed)
                 await asyncio.sleep(0)
@@ -127,7 +127,3 @@ class Listening:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-
-
-async def _alive(connection: Connection) -> None:
-    await connection.execute("select 1")

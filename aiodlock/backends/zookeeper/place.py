@@ -92,7 +92,7 @@ class ZooKeeperPlace:
         self._until = self._closes = math.inf
         self._successors: Successors | None = None
         self._untold = False
-        self._leaving = Leaving(node, self._on_deleted)
+        self._leaving = Leaving(node, self._end_stand)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -250,7 +250,7 @@ class ZooKeeperPlace:
             stands.begin(self._stand)
         return None if self._stand is None else stands.in_front_of(self._stand)
 
-    def _end_stand(self, *, held_until: int = 0) -> None:
+    def _end_stand(self, held_until: int = 0) -> None:
         stand, self._stand = self._stand, None
         if stand is not None:
             self._queues.stands.end(stand, held_until=held_until)
@@ -565,9 +565,6 @@ class ZooKeeperPlace:
         left = await self._leaving.delete(session, granted=granted)
         self.abandon()
         return left
-
-    def _on_deleted(self, held_until: int) -> None:
-        self._end_stand(held_until=held_until)
 
     def _left_already(self) -> Left | None:
         """Return what a leave finds that has nothing to delete."""
