@@ -14,6 +14,7 @@ from typing import cast
 
 import anyio
 
+from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import Patience
@@ -199,8 +200,8 @@ class Ways:
         way.end(error)
         self._switches += tried
         around = self._switches // len(self._endpoints)
-        pause = min(FIRST_PAUSE * 2 ** min(around, 10), LONGEST_PAUSE) if around else 0.0
-        delay = max(random.uniform(0.5, 1.0) * pause, self._switched_at + _SWITCH_PAUSE - now())
+        pause = pause_after(around + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE) if around else 0.0
+        delay = max(pause, self._switched_at + _SWITCH_PAUSE - now())
         self._switched_at = now()
         self.generation += 1
         self.present = Way(max(0.0, delay))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import asyncpg
 
+from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from .connection import FAILURES, POOLED, Connection, ask, sqlstate_of, will_pass, words_of
@@ -77,7 +77,7 @@ class Link:
             await self.dialer.close()
 
     async def _keep_up(self) -> None:
-        pause = _FIRST_PAUSE
+        tries = 0
         while True:
             began = now()
             try:
@@ -89,12 +89,13 @@ class Link:
                     began = now()
                     reached = await self._stay(reached)
                 if now() - began >= _GOOD:
-                    pause = _FIRST_PAUSE
+                    tries = 0
+            tries += 1
+            pause = pause_after(tries, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
             self._hurry.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
+                async with asyncio.timeout(pause):
                     await self._hurry.wait()
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _fail(self, failed: Exception) -> None:
         """Remember why there is no connection. Raise unless the next try may succeed, or was up before."""
@@ -164,14 +165,14 @@ class Link:
                     await asyncio.wait({task})
 
     async def _make_another(self) -> Reached:
-        pause = _FIRST_PAUSE
+        tries = 0
         while True:
             try:
                 return await self.dialer.dial()
             except (*FAILURES, BackendError) as failed:
                 self.failure = failed
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            tries += 1
+            await asyncio.sleep(pause_after(tries, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
 
     async def _end_given_up(self, connection: Connection) -> None:
         """End the session of a connection that was given up: at this server, if it is there."""

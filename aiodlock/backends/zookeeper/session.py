@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import LEAST, Further
@@ -190,7 +190,7 @@ class Session:
         :raises BackendError: when the servers do not accept the client, and it was never up.
         """
         self._running = asyncio.current_task()
-        pause = _FIRST_PAUSE
+        failures = 0
         self.outage.begin()
         try:
             while True:
@@ -204,12 +204,11 @@ class Session:
                     if in_use and self._servers.all_failed:
                         self.outage.told(self.outage.failure)
                     self.outage.tell()
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(
-                        2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._heartbeats.pace.pause)
-                    )
+                    failures += 1
+                    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, self._heartbeats.pace.pause))
+                    await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=longest))
                     continue
-                pause, in_use = _FIRST_PAUSE, True
+                failures, in_use = 0, True
                 await self._heartbeats.run(connection)
                 self._on_down()
         finally:
