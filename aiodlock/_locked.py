@@ -45,8 +45,7 @@ def held_around(
     parsed = CallTemplate(template)
 
     def decorate(function: _Function[_P, _T]) -> _Function[_P, _T]:
-        check_function(function, coroutine=True, instead="aiodlock.sync.Client.locked")
-        name_of = parsed.of(function)
+        name_of = parsed.of(function, coroutine=True, instead="aiodlock.sync.Client.locked")
 
         @functools.wraps(function)
         async def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -65,8 +64,7 @@ def done_once(
     parsed = CallTemplate(template)
 
     def decorate(function: _Function[_P, _T]) -> _Function[_P, _T | str | bytes | None]:
-        check_function(function, coroutine=True, instead="aiodlock.sync.Client.once_per")
-        name_of = parsed.of(function)
+        name_of = parsed.of(function, coroutine=True, instead="aiodlock.sync.Client.once_per")
 
         @functools.wraps(function)
         async def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
@@ -95,11 +93,17 @@ class CallTemplate:
             if not field.text.isidentifier():
                 raise ValueError(f"{text!r}: {{{field.text}}} is not the name of a parameter")
 
-    def of(self, function: Callable[..., Any]) -> Callable[..., str]:
+    def of(
+        self, function: Callable[..., Any], *, coroutine: bool, instead: str
+    ) -> Callable[..., str]:
         """Return what makes the name out of a call's arguments, defaults applied.
 
+        :param coroutine: whether the function must be an ``async def``, or must not.
+        :param instead: what to use for the other kind.
+        :raises TypeError: when a lock cannot be held around the function.
         :raises ValueError: when a field is not a parameter of the function.
         """
+        _check_function(function, coroutine, instead)
         signature = inspect.signature(function)
         fields = [field.name for field in self._template.fields]
         for field in fields:
@@ -124,12 +128,7 @@ class CallTemplate:
         return name
 
 
-def check_function(function: object, *, coroutine: bool, instead: str) -> None:
-    """Refuse what a lock cannot be held around.
-
-    :param coroutine: whether it must be an ``async def``, or must not.
-    :param instead: what to use for the other kind.
-    """
+def _check_function(function: object, coroutine: bool, instead: str) -> None:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"put the decorator below @{type(function).__name__}, next to the function")
     if not callable(function):

@@ -11,7 +11,7 @@ from .. import _client as core
 from .._hooks import Hooks
 from .._lock import Acquirable as CoreAcquirable
 from .._lock import Semaphore as CoreSemaphore
-from .._locked import CallTemplate, check_function, check_returned
+from .._locked import CallTemplate, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable
 from .._options import CLIENTS_ELSEWHERE, answers
@@ -140,8 +140,7 @@ class Client:
         self.once("options", keep=keep, **options)  # wrong ones are told when decorating
 
         def decorate(function: Callable[_P, _T]) -> Callable[_P, _T | str | bytes | None]:
-            check_function(function, coroutine=False, instead="aiodlock.Client.once_per")
-            name_of = parsed.of(function)
+            name_of = parsed.of(function, coroutine=False, instead="aiodlock.Client.once_per")
 
             @functools.wraps(function)
             def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
@@ -212,8 +211,7 @@ class Client:
         self.lock("options", **options)  # wrong ones are told when decorating
 
         def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-            check_function(function, coroutine=False, instead="aiodlock.Client.locked")
-            name_of = parsed.of(function)
+            name_of = parsed.of(function, coroutine=False, instead="aiodlock.Client.locked")
 
             @functools.wraps(function)
             def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:

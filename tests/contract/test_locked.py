@@ -196,7 +196,7 @@ def test_two_different_calls_never_share_a_name(
 
     def function(a: object, b: object) -> None: ...
 
-    name: Callable[..., str] = CallTemplate(template).of(function)
+    name: Callable[..., str] = CallTemplate(template).of(function, coroutine=False, instead="")
     for one, other in itertools.combinations(calls, 2):
         same = [str(value) for value in one] == [str(value) for value in other]
         assert (name(*one) == name(*other)) == same

@@ -301,9 +301,6 @@ class PostgresBackend(Asked):
             await self._calls.turn(f"leave\t{where}\t{request_id}\t{marker_ttl}\tunused")
         )
 
-    async def settle(self) -> None:
-        """Every answer is waited for by a call."""
-
     def watch(self, request: StoreRequest, watching: bool) -> None:
         """The database cannot tell when a deadline has passed: the head looks at that moment."""
 
