@@ -115,11 +115,10 @@ async def examine_sentinels(url: str, prefix: str, *, fix: bool) -> list[Finding
             for h in named.hosts
         )
     )
-    masters = [_facts(answer) for answer in answers if not isinstance(answer, Exception)]
-    findings = [
-        _about_sentinel(host, answer, service)
-        for host, answer in zip(named.hosts, answers, strict=True)
-    ]
+    told = list(zip(named.hosts, answers, strict=True))
+    answered = [(host, answer) for host, answer in told if not isinstance(answer, Exception)]
+    masters = [_facts(answer) for _, answer in answered]
+    findings = [_about_sentinel(host, answer, service) for host, answer in told]
     if not masters:
         return [*findings, _no_sentinel()]
     findings.append(_about_sentinels(masters))
@@ -132,8 +131,7 @@ async def examine_sentinels(url: str, prefix: str, *, fix: bool) -> list[Finding
     replicas = await asyncio.gather(
         *(
             _asked(named.of_sentinel(host), _command("SENTINEL", "REPLICAS", service))
-            for host, answer in zip(named.hosts, answers, strict=True)
-            if not isinstance(answer, Exception)
+            for host, _ in answered
         )
     )
     known = next((r for r in replicas if not isinstance(r, Exception)), None)
@@ -288,36 +286,16 @@ async def examine_cluster(url: str, prefix: str, *, fix: bool) -> list[Finding]:
     answers = await asyncio.gather(
         *(_asked(named.of_server(host), _text_of_nodes) for host in named.hosts)
     )
-    findings = [
-        Finding(
-            f"seed {host}",
-            "warning",
-            _why(answer),
-            "Clients enter by the other nodes in the URL.",
-            "Bring this node back, or name another one.",
-        )
-        for host, answer in zip(named.hosts, answers, strict=True)
-        if isinstance(answer, Exception)
-    ]
-    views = [
-        (host, answer)
-        for host, answer in zip(named.hosts, answers, strict=True)
-        if not isinstance(answer, Exception)
-    ]
-    if not views and all(isinstance(answer, NoPermissionError) for answer in answers):
-        cluster = Finding(
-            "cluster",
-            "note",
-            "unknown: the user may not run CLUSTER NODES",
-            "Its primaries were not examined.",
-            "Give the user the right +cluster|nodes, on each node.",
-        )
-        return [*findings, cluster]
+    findings, views = [], []
+    for host, answer in zip(named.hosts, answers, strict=True):
+        if not isinstance(answer, Exception):
+            views.append((host, answer))
+            continue
+        meaning = "Clients enter by the other nodes in the URL."
+        advice = "Bring this node back, or name another one."
+        findings.append(Finding(f"seed {host}", "warning", _why(answer), meaning, advice))
     if not views:
-        cluster = Finding(
-            "cluster", "error", "no node in the URL answers", "No lock can be acquired."
-        )
-        return [*findings, cluster]
+        return [*findings, _no_seed(answers)]
     host, text = views[0]
     nodes = [_Node.read(line, host) for line in text.splitlines() if line.strip()]
     primaries = [node for node in nodes if "master" in node.flags and node.slots]
@@ -329,6 +307,18 @@ async def examine_cluster(url: str, prefix: str, *, fix: bool) -> list[Finding]:
         else:
             findings += await _examined(named.of_server(node.host), which, prefix, fix)
     return findings
+
+
+def _no_seed(answers: Sequence[Exception]) -> Finding:
+    if all(isinstance(answer, NoPermissionError) for answer in answers):
+        return Finding(
+            "cluster",
+            "note",
+            "unknown: the user may not run CLUSTER NODES",
+            "Its primaries were not examined.",
+            "Give the user the right +cluster|nodes, on each node.",
+        )
+    return Finding("cluster", "error", "no node in the URL answers", "No lock can be acquired.")
 
 
 async def _text_of_nodes(server: Redis) -> str:
