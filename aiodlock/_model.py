@@ -271,6 +271,15 @@ def value_of(owner: str) -> str | None:
     return owner[len(CANDIDATE) :].partition(":")[2]
 
 
+def said_by_users(one: HolderInfo | WaiterInfo) -> dict[str, str]:
+    """Return what users have said of it: a candidate's value, an owner that they named, what it is for."""
+    value = value_of(one.owner)
+    # The default of the owner is made from the client's name.
+    named = value is None and not one.owner.startswith(f"{one.client}-")
+    owner = one.owner if named else ""
+    return {"value": value or "", "owner": owner, "note": one.note, "description": one.description}
+
+
 def seconds_since(token: int, now_us: int) -> float | None:
     """Return how long ago a grant was, for tokens that are microseconds of the store's clock.
 

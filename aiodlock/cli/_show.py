@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import HolderInfo, LockInfo, RecordedInfo, WaiterInfo
-from .._model import value_of
+from .._model import said_by_users
 from .._text import plural as plural
 from .._text import printable as printable
 
@@ -242,11 +242,7 @@ def _waiter_cells(one: WaiterInfo) -> tuple[str, ...]:
 
 
 def _words_of_users(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
-    """Tell what users have said of it: an owner that they named, the note, the client's description."""
-    # The default of the owner is made from the client's name.
-    value = value_of(one.owner)
-    owner = "" if one.owner.startswith(f"{one.client}-") or value is not None else one.owner
-    said = {"value": value, "owner": owner, "note": one.note, "description": one.description}
+    said = said_by_users(one)
     return tuple(f"{what} {printable(text)}" if text else "" for what, text in said.items())
 
 

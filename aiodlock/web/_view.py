@@ -11,7 +11,7 @@ from typing import Any, get_args
 from urllib.parse import urlencode
 
 from .._clock import now
-from .._model import HolderInfo, Kind, LockInfo, RecordedInfo, WaiterInfo, value_of
+from .._model import HolderInfo, Kind, LockInfo, RecordedInfo, WaiterInfo, said_by_users
 from .._text import plural, printable
 from ._history import STEP, STEPS, History
 from ._sightings import Key, Loss, Seen, Totals
@@ -236,16 +236,8 @@ def _loss(loss: Loss, at: float) -> dict[str, Any]:
 
 def _who(one: HolderInfo | WaiterInfo) -> dict[str, Any]:
     """Return who it is: the client, and what users have said of it."""
-    value = value_of(one.owner)
-    # The default of the owner is made from the client's name.
-    named = not one.owner.startswith(f"{one.client}-") and value is None
-    return {
-        "client": printable(one.client),
-        "description": printable(one.description),
-        "owner": printable(one.owner) if named else "",
-        "value": printable(value or ""),
-        "note": printable(one.note),
-    }
+    said = {"client": one.client, **said_by_users(one)}
+    return {what: printable(text) for what, text in said.items()}
 
 
 def _status(info: LockInfo) -> str:
