@@ -525,11 +525,7 @@ class ZooKeeperPlace:
         self._lose("expired")
 
     def look_after(self) -> None:
-        """See whether what it waits for is there still, and is somebody's.
-
-        All that ends a wait is told, by a watch or by this client's own places. This is for what was told
-        and not heard: it must not block a name for as long as the client lives.
-        """
+        """See whether what it waits for is there still, and is somebody's; see ``Blockers.look_after``."""
         session = self._session
         if self._state is not _WAITING or self._moving or session is None or not session.is_up:
             return
