@@ -149,10 +149,10 @@ class _Names:
         do, connection = database.do, database.connection
         seen = []
         went = "general"
-        do(connection.execute(f"set aiodlock.clock = {self._now * 1000}"))
         for at, key in _KEYS.items():
-            do(connection.execute("set aiodlock.went = 'general'"))
-            database.go(at)
+            # Each time: the end of a transaction takes them back.
+            now = f"set aiodlock.clock = {self._now * 1000}; set aiodlock.way = {at}"
+            do(connection.execute(f"{now}; set aiodlock.went = 'general'"))
             text = "\n".join(messages).format(key=key, at=at)
             arguments = [caller, _RETENTION, text]
             answer = do(connection.fetchval("select aiodlock.turn($1, $2, $3)", *arguments))
@@ -255,7 +255,6 @@ def _refuse(database: Database) -> None:
     for seconds, text in enumerate((ask("0"), end("0"), ask("a"), ask("b"))):
         names.step(seconds, [text])
     done = names.taken.total()
-    database.go("short")  # before the transactions, whose end would take it back
     for text in (ask("c"), end("a")):
         begin = "begin isolation level repeatable read"
         database.do(database.connection.execute(begin))

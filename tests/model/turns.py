@@ -72,8 +72,7 @@ class Database:
 
     def __init__(self, url: str, statements: str | None = None) -> None:
         self.heard: list[tuple[str, str]] = []
-        self.time = -1
-        self._way = ""
+        self._settings: dict[str, object] = {}
         self._loop = asyncio.new_event_loop()
         self.connection: asyncpg.Connection = self.do(asyncpg.connect(url))
         self.do(self.connection.execute("drop schema if exists aiodlock cascade"))
@@ -82,11 +81,13 @@ class Database:
         for listened in _CHANNELS:
             self.do(self.connection.add_listener(listened, self._on_notification))
 
-    def go(self, way: str) -> None:
-        """Carry messages out by this way from now on."""
-        if way != self._way:
-            self._way = way
-            self.do(self.connection.execute(f"set aiodlock.way = {way}"))
+    def set(self, **settings: object) -> None:
+        """From now on it is so late (``clock``, in us), and messages are carried out by this ``way``."""
+        if new := settings.items() - self._settings.items():
+            self._settings |= new
+            self.do(
+                self.connection.execute("; ".join(f"set aiodlock.{key} = {to}" for key, to in new))
+            )
 
     def do(self, call: Awaitable[_T]) -> _T:
         return self._loop.run_until_complete(call)
@@ -237,7 +238,7 @@ class VirtualTurns:
     def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
         """Carry a message out."""
         message = "\t".join(map(str, (verb, self.key, *words)))
-        self._database.go(next(self._ways))
+        self._database.set(clock=self.time * 1000, way=next(self._ways))
         sql = "select aiodlock.turn($1, $2, $3)"
         rows = self._fetch(sql, caller, self.kept.token, message)
         answer, *heard = rows[0][0].split("\n")
@@ -256,9 +257,7 @@ class VirtualTurns:
     def _fetch(self, sql: str, *arguments: object) -> list[Any]:
         """Run a query at the present time."""
         database = self._database
-        if database.time != self.time:
-            database.time = self.time
-            database.do(database.connection.execute(f"set aiodlock.clock = {self.time * 1000}"))
+        database.set(clock=self.time * 1000)
         return database.do(database.connection.fetch(sql, *arguments))
 
 
