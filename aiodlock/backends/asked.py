@@ -11,7 +11,7 @@ from .._model import HolderInfo, Kind, LockInfo, Mode, Tokens
 
 
 class Inspector(Protocol):
-    """Answers people; see ``Backend``."""
+    """Answers people; see ``StoreBase``."""
 
     async def inspect_all(
         self, kind: Kind, names: Sequence[str], *, queues: bool
@@ -25,7 +25,7 @@ class Inspector(Protocol):
 
 
 class WaitsTold(Protocol):
-    """Tells and reads what clients wait for; see ``Backend``."""
+    """Tells and reads what clients wait for; see ``StoreBase``."""
 
     async def tell(self, serial: int, record: bytes, keep: float) -> None: ...
 
@@ -33,7 +33,7 @@ class WaitsTold(Protocol):
 
 
 class Asked:
-    """The calls of ``Backend`` and ``KeptStore`` that are passed on to these two."""
+    """The calls of ``StoreBase`` that are passed on to these two."""
 
     def __init__(self, inspection: Inspector, waits: WaitsTold) -> None:
         self._inspection = inspection

@@ -25,7 +25,7 @@ _BROKEN_TOGETHER = 20
 
 
 class Inspection:
-    """The calls of ``Backend`` that are for people."""
+    """The calls of ``StoreBase`` that are for people."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

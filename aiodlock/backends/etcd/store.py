@@ -217,7 +217,7 @@ class EtcdBackend(Asked):
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return self._link.further.at
 
     @property

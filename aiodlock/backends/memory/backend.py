@@ -50,7 +50,10 @@ CAPABILITIES: Capabilities = Capabilities(hold_at_least=True, resize=True, once=
 
 
 class MemoryBackend:
-    """One client of a store. Mutable state: ``_listener``, while it runs; ``_observers`` of names."""
+    """A ``KeptStore``: one client of a store in memory.
+
+    Mutable state: ``_listener``, while it runs; ``_observers`` of names.
+    """
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def _ms(seconds: float) -> int:
 
 
 class PostgresBackend(Asked):
-    """One database. Its functions decide; this sends messages and reads the answers.
+    """A ``KeptStore``: one database. Its functions decide; this sends messages and reads the answers.
 
     Its state is in its connections, in ``Notifications``, and in ``_known`` (the database that it talks
     to); ``_reading`` are the keys whose results are being read.
@@ -170,7 +170,7 @@ class PostgresBackend(Asked):
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return max(link.dialer.further.at for link in (self._messages.link, self._listening.link))
 
     @property

@@ -18,7 +18,8 @@ from .waits import Waits
 
 
 class RedisBackend(Calls, Asked):
-    """One server: ``Calls`` about requests, ``Inspection`` for people; both use the same connections."""
+    """A ``KeptStore`` of one server: ``Calls`` about requests, ``Inspection`` for people; both use the same
+    connections. (The ``Backend`` is the ``KeptBackend`` around it.)"""
 
     listener: Notices | None
 

@@ -38,7 +38,7 @@ class ClientChannel:
 
 
 class Calls:
-    """Acquire, extend and leave on one server; each as ``Backend`` says."""
+    """Acquire, extend and leave on one server; each as ``KeptStore`` says."""
 
     def __init__(self, server: Server, channels: Channels) -> None:
         self.server: Server = server

@@ -22,7 +22,7 @@ _BREAK_REMEMBERED = 60_000
 
 
 class Inspection:
-    """The calls of ``Backend`` that are for people, on one server."""
+    """The calls of ``StoreBase`` that are for people, on one server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -108,7 +108,7 @@ class Server:
     # -- connections -------------------------------------------------------------------------------
 
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
-        """Keep the connections up until cancelled; see ``Backend.run``."""
+        """Keep the connections up until cancelled; see ``KeptStore.run``."""
         connections = self.connections = self._make_connections()
         commands = self.commands = Link(
             self.source,
@@ -242,7 +242,7 @@ class Server:
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         links = (link.dialling.further.at for link in self.connections.links)
         return max(self.source.further_at, self._further.at, *links)
 

@@ -4,10 +4,10 @@ A redis-py connection does the connecting. Once it is up, its transport is hande
 (an ``asyncio.Protocol`` around hiredis's reader), which has no task and no stream between the socket
 and the waiting futures. A connection without a transport (fakeredis) is read by ``DriverWire``.
 
-Commands of one turn of the event loop are written together, sixteen at a time. Of thousands, a thousand
-are on their way, and the rest waits here, so that the extension of a lease need not be behind them all. A
-caller that is cancelled only abandons its future: the reply is read and dropped, the order of the others is
-not disturbed.
+A command is written at once when nothing is in flight. Otherwise, those of one turn of the event loop are
+written together, sixteen at a time. Of thousands, a thousand are on their way, and the rest waits here, so
+that the extension of a lease need not be behind them all. A caller that is cancelled only abandons its
+future: the reply is read and dropped, the order of the others is not disturbed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _TRIES = 20
 
 
 class Inspection:
-    """The calls of ``Backend`` that are for people."""
+    """The calls of ``StoreBase`` that are for people."""
 
     def __init__(self, queues: Queues, session: Callable[[], Session]) -> None:
         """:param session: gives the one that is asked."""

@@ -151,7 +151,7 @@ class ZooKeeperBackend(Asked):
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return max((one.further.at for one in self._sessions.values()), default=0.0)
 
     @property

@@ -43,7 +43,7 @@ _REDIRECTIONS = 4
 
 
 class ClusterBackend:
-    """All primaries of a cluster."""
+    """A ``KeptStore``: all primaries of a cluster."""
 
     def __init__(self, seeds: Sequence[Source], settings: Settings) -> None:
         self.capabilities: Capabilities = capabilities(settings.min_replicas)
@@ -67,7 +67,7 @@ class ClusterBackend:
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return self.topology.further_at
 
     @property

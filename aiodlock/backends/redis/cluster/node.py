@@ -131,7 +131,7 @@ class Node:
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
-        """Keep it connected until cancelled; see ``Backend.run``."""
+        """Keep it connected until cancelled; see ``KeptStore.run``."""
         self.begun.set()
         self.calls.listener = listener
         await self.server.run(listener, ready)

@@ -169,7 +169,7 @@ class Topology:
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return max(self._further.at, *(node.server.further_at for node in self.nodes.values()), 0.0)
 
     @property

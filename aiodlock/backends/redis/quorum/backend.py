@@ -45,7 +45,7 @@ CAPABILITIES = Capabilities(
 
 
 class QuorumBackend(Asked):
-    """All nodes of a quorum. Its state is in its rooms."""
+    """A ``KeptStore``: all nodes of a quorum. Its state is in its rooms."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class QuorumBackend(Asked):
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return max(voter.further_at for voter in self.nodes.voters)
 
     @property

@@ -24,7 +24,7 @@ _GRACE = 1.0
 
 
 class Inspection:
-    """The calls of ``Backend`` that are for people, and those about waits, on all nodes."""
+    """The calls of ``StoreBase`` that are for people, and those about waits, on all nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes

@@ -94,7 +94,7 @@ class Nodes:
         ready: Callable[[], None],
         on_trust_changed: Callable[[], None],
     ) -> None:
-        """Keep the nodes connected and judge them, until cancelled; see ``Backend.run``."""
+        """Keep the nodes connected and judge them, until cancelled; see ``KeptStore.run``."""
         self._entering, self._leaving = True, False
         came_up = asyncio.Event()
         for voter in self.voters:

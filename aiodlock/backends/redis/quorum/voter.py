@@ -92,7 +92,7 @@ class Voter:
 
     @property
     def further_at(self) -> float:
-        """When entering has last come further; see ``Backend``."""
+        """When entering has last come further; see ``StoreBase``."""
         return max(self.server.further_at, self.trust.further.at)
 
     @property
@@ -263,11 +263,11 @@ class Voter:
         self.server.watch(self._keys(request).state, request.id, watching)
 
     def announce(self, kind: str, name: str) -> None:
-        """See ``Backend.announce``."""
+        """See ``StoreBase.announce``."""
         self.server.announce(keys_of(self._prefix, kind, name).changes)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        """See ``Backend.observe``."""
+        """See ``StoreBase.observe``."""
         return self.server.observe(keys_of(self._prefix, kind, name).changes, changed)
 
     # -- for people --------------------------------------------------------------------------------
