@@ -205,7 +205,10 @@ class Session:
                         self.outage.told(self.outage.failure)
                     self.outage.tell()
                     failures += 1
-                    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, self._heartbeats.pace.pause))
+                    # A session that may live yet must be found in time; one that is over need not.
+                    hurried = now() < self.lifetime.deadline
+                    pace = self._heartbeats.pace.pause if hurried else _LONGEST_PAUSE
+                    longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, pace))
                     await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=longest))
                     continue
                 failures, in_use = 0, True
