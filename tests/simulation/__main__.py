@@ -26,6 +26,8 @@ from .scenario import Simulation
 from .shrink import diagram, shrink
 from .stores.etcd import EtcdScene
 from .stores.etcd_variants import ETCD_VARIANTS
+from .stores.idle import IDLE
+from .stores.idle_variants import IDLE_VARIANTS
 from .stores.postgres import PostgresScene
 from .stores.postgres_variants import POSTGRES_VARIANTS
 from .stores.redis_cluster_scene import RedisClusterScene
@@ -44,6 +46,7 @@ VARIANTS = (
     | ETCD_VARIANTS
     | POSTGRES_VARIANTS
     | CLUSTER_VARIANTS
+    | IDLE_VARIANTS
 )
 WORLDS: dict[str, type[Simulation]] = {
     "zookeeper": ZooKeeperScene,
@@ -138,6 +141,11 @@ def main() -> int:
         help="threads in the place of tasks: aiodlock.sync, with --store memory",
     )
     parser.add_argument(
+        "--idle",
+        action="store_true",
+        help="with --store: clients that nobody uses, while their store goes away and others come",
+    )
+    parser.add_argument(
         "--store",
         choices=("redis", "memory", *WORLDS),
         default="redis",
@@ -160,7 +168,7 @@ def main() -> int:
     if chosen.store in WORLDS:
         if chosen.kind is not None:
             parser.error(f"--store {chosen.store} is a world of its own")
-        chosen.kind = WORLDS[chosen.store]
+        chosen.kind = IDLE[chosen.store] if chosen.idle else WORLDS[chosen.store]
     if chosen.store == "memory" and chosen.kind is None:
         chosen.kind = MachineSimulation
     if chosen.store == "memory" and chosen.kind is Lingers:

@@ -171,7 +171,7 @@ class Member(consensus.Member):
     # -- calls -------------------------------------------------------------------------------------------
 
     def header(self) -> m.Header:
-        return m.Header(_CLUSTER, self.store.revision, self.term)
+        return m.Header(self.ensemble.id, self.store.revision, self.term)
 
     def on_message(self, call: Call, data: bytes) -> None:
         method = _METHODS[call.path]
@@ -361,6 +361,7 @@ class Cluster(consensus.Ensemble):
     member_class = Member
 
     def __init__(self, world: World, wire: Wire, members: int, tick: float) -> None:
+        self.id = _CLUSTER
         self.leases = 1000
         self.password: str | None = None
         self.hashing = 0.1

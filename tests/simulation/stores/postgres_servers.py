@@ -714,6 +714,7 @@ class Cluster:
         self.world = world
         self.wire = wire
         self.unlogged = unlogged
+        self.system = "simulated"
         self.pids = count(100)
         self.disk = world.random.uniform(0.0001, 0.002)
         self.between = world.random.choice((0.0002, 0.003, 0.015))

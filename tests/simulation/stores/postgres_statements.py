@@ -118,7 +118,7 @@ def _hello(session: Session) -> Row:
     read_only = "" if server.role == "primary" else "is a standby, which is read-only"
     return tables.hello(
         server.tables,
-        system="simulated",
+        system=server.cluster.system,
         place=_PLACE,
         **told,
         backend_start=session.began,

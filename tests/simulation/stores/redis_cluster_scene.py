@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from aiodlock._request import HELD, Request
-from aiodlock.backends import _label
 from aiodlock.backends.memory.machine import Asked, Name
 from aiodlock.backends.redis import source as redis_source
 
@@ -316,9 +315,6 @@ class RedisClusterScene(Scene):
         self.moved_addresses = 0
         super().__init__(seed, prepare)
         self.patch(redis_source.Source, "make_connection", make_connection)
-        self.patch(
-            _label, "process_label", lambda: "host-1-"
-        )  # it decides which node has a client's waits
         self.chaos_ends = self.chaos_ends * 2 + 25.0 * (self.deployment == "lost")
 
     # -- servers -------------------------------------------------------------------------------------

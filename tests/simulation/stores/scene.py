@@ -50,6 +50,7 @@ class Scene(Simulation):
         self._numbers = count(1)
         super().__init__(seed, prepare)
         self.patch(_label, "secrets", SimpleNamespace(token_hex=self._token))
+        self.patch(_label, "process_label", lambda: "host-1-")
 
     def _token(self, size: int) -> str:
         return f"{next(self._numbers):0{2 * size}x}"
