@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import count
 
 #: Seconds before the second attempt, and the longest pause of all.
 FIRST, LONGEST = 0.02, 1.0
@@ -16,3 +18,8 @@ def pause_after(failures: int, *, first: float = FIRST, longest: float = LONGEST
     """
     pause: float = first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)
     return min(pause, longest) * random.uniform(0.5, 1.0)
+
+
+def pauses(*, first: float = FIRST, longest: float = LONGEST) -> Iterator[float]:
+    """Return the pauses between the attempts of something, one after the other."""
+    return (pause_after(failures, first=first, longest=longest) for failures in count(1))

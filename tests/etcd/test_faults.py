@@ -20,6 +20,8 @@ from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.link import Access, Link
 from aiodlock.backends.etcd.place import EtcdPlace
+from aiodlock.backends.etcd.recipe import Keys
+from aiodlock.backends.etcd.refusals import NoSpace
 from aiodlock.backends.etcd.watching import Watches
 
 from ..scenes import bounded, takes, until
@@ -655,6 +657,40 @@ async def test_full_store_refuses_and_releases(
     await waiter_heard.until("granted")
     assert await waiter.leave(ENDED) == Left("released")
     assert await _left(direct) == []
+
+
+async def test_what_is_refused_is_repeated_more_and_more_rarely(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full store commits each attempt before it refuses it, and thousands may hold."""
+    direct = await make_direct(one_node)
+    (holder, heard), (waiter, waiter_heard) = direct.place(), direct.place()
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    cluster, refused, changed = direct.store.cluster, 0, asyncio.Event()
+    transact = cluster.transact
+
+    async def full(keys: Keys, request: m.TxnRequest, **how: Any) -> m.TxnResponse:
+        if not any(step.request_put for step in request.success):
+            return await transact(keys, request, **how)
+        nonlocal refused
+        refused += 1
+        changed.set()
+        raise NoSpace("full")
+
+    monkeypatch.setattr(cluster, "transact", full)
+    await holder.leave(ENDED)
+    await waiter_heard.until("granted")
+    began = now()
+    while refused < 8:  # to have its key end with the lease of its ttl
+        changed.clear()
+        await changed.wait()
+    assert now() - began > 2.0
+    monkeypatch.undo()
+    async with bounded(10.0):
+        while waiter.own.lease is None or waiter.own.lease.asked != 5:
+            await asyncio.sleep(0.01)
+    assert await waiter.leave(ENDED) == Left("released")
 
 
 # -- three members ---------------------------------------------------------------------------------------

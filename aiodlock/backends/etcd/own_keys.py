@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..._backoff import pauses
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..base import Unanswered
@@ -284,13 +285,14 @@ class OwnKeys:
 
     async def _move_until_answered(self) -> None:
         """Have the holder's key end with the lease of its ttl, until that is answered."""
+        pause = pauses(first=PAUSE)
         while self._request.state == "held":
             try:
                 await self.move()
                 return
             except BackendError as failed:
                 self._request.on_failed(failed)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(next(pause))
 
     async def move(self, *, gather: bool = False) -> None:
         """Move them to the leases that they should end with, if they are elsewhere.

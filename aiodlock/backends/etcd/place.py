@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from ..._backoff import pauses
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import RAN_OUT, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
@@ -370,6 +371,7 @@ class EtcdPlace(Request):
 
     async def _confirm_waiting(self) -> None:
         """Write what the grant of a waiter needs, until that is answered."""
+        pause = pauses(first=PAUSE)
         while self.state == "waiting" and self.room is not None:
             queue = self.room.queue
             if queue is None:
@@ -391,10 +393,11 @@ class EtcdPlace(Request):
                 if granted is not None:
                     await self._begin_waiting()
                     return
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(next(pause))
 
     async def _begin_waiting(self) -> None:
         """Tell a waiter its grant, once the name stays closed if it has to."""
+        pause = pauses(first=PAUSE)
         while self.state == "held":
             try:
                 if not self.terms.begins or await self.ending.close_after():
@@ -404,7 +407,7 @@ class EtcdPlace(Request):
                 return
             except BackendError as failed:
                 self.on_failed(failed)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(next(pause))
 
     def on_failed(self, error: BackendError) -> None:
         """What was sent in the background had no answer, or was refused."""
@@ -492,6 +495,7 @@ class EtcdPlace(Request):
             self.set_timer(pause, lambda: self.cluster.start(self._end_overdue))
 
     async def _end_overdue(self) -> None:
+        pause = pauses(first=PAUSE)
         while self.state == "held":
             try:
                 await self.ending.leave(RAN_OUT)
@@ -500,7 +504,7 @@ class EtcdPlace(Request):
                 return
             except BackendError as failed:
                 _logger.debug("ending an overdue lease failed: %s", failed)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(next(pause))
 
     # -- leaving ---------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from . import recipe
 from .cluster import Cluster
 from .recipe import Keys
 
-#: Pauses between repetitions in the background (seconds).
+#: The first pause between repetitions in the background (seconds). Each one is longer: what is refused
+#: costs the cluster as much as what is done, and thousands of requests may repeat theirs at once.
 PAUSE = 0.1
 
 State = Literal["new", "asking", "waiting", "held", "left"]

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ..._backoff import pauses
 from ..._clock import now
 from ..._model import first_request
 from . import messages as m
@@ -363,12 +364,13 @@ class Rooms:
         self._start(self._read_again, room)
 
     async def _read_again(self, room: Room) -> None:
+        pause = pauses()
         while self._rooms.get(room.keys.base) is room:
             try:
                 queue = await self._read(room.keys)
             except Exception as failed:
                 _logger.debug("reading a name anew failed: %r", failed)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(next(pause))
             else:
                 room.begin(queue)
                 return

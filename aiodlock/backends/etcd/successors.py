@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ..._backoff import pauses
 from ..._errors import BackendError
 from . import messages as m
 from .recipe import Queue, Record, after, read_record
@@ -87,12 +88,12 @@ class Successors:
         self._request.cluster.start(self._read_until_answered)
 
     async def _read_until_answered(self) -> None:
-        cluster, keys = self._request.cluster, self._request.keys
+        cluster, keys, pause = self._request.cluster, self._request.keys, pauses(first=PAUSE)
         while not self._over:
             try:
                 queue = await cluster.read(keys)
             except BackendError:
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(next(pause))
             else:
                 if not self._over:
                     self._look(queue)
