@@ -54,7 +54,10 @@ class History:
     def conflict(self, known: Self) -> str:
         """Say why this does not count beside the known one; "" when it does."""
         if self.system != known.system:
-            return f"it is another database, or a copy: system {self.system}, known {known.system}"
+            return (
+                "it is another database, a copy, or its schema was made anew: "
+                f"system {self.system}, known {known.system}"
+            )
         if self.id == known.id:
             missing = self.asked_after - self.flushed
             return f"it is an older state: {missing} bytes are missing" if missing > 0 else ""
@@ -62,8 +65,7 @@ class History:
             return ""
         if self.timeline == known.timeline:
             return (
-                f"two servers were promoted to timeline {self.timeline}, or the schema was made anew, "
-                "and the other one counts"
+                f"two servers were promoted to timeline {self.timeline}, and the other one counts"
             )
         return f"it was the primary before: timeline {self.timeline}, known {known.timeline}"
 
