@@ -304,6 +304,24 @@ async def test_functions_do_without_md5(empty: PostgresServer) -> None:
     assert [name for name, source in empty.execute(functions) if "md5" in source] == []
 
 
+async def test_sessions_are_kept_though_the_server_ends_idle_ones(empty: PostgresServer) -> None:
+    """Else each client dials, and warns of a lost connection, each time that it has nothing to ask."""
+    install(empty)
+    empty.execute(
+        "grant usage on schema aiodlock to locker;"
+        "grant execute on all functions in schema aiodlock to locker;"
+        "alter role locker set idle_session_timeout = '1s';"
+    )
+    sessions = "select pid from pg_stat_activity where usename = 'locker' order by pid"
+    async with Client(empty.url_of("locker")):
+        mine = await asyncio.to_thread(empty.execute, sessions)
+        assert len(mine) == 2
+        other, ended = await asyncpg.connect(empty.url_of("locker")), asyncio.Event()
+        other.add_termination_listener(lambda _: ended.set())
+        await ended.wait()  # and it was idle for less long
+        assert await asyncio.to_thread(empty.execute, sessions) == mine
+
+
 async def test_wrong_database_is_refused_at_once(empty: PostgresServer) -> None:
     with pytest.raises(BackendError, match="refused"):
         async with Client(empty.url_of("postgres", "nowhere")):

@@ -286,4 +286,6 @@ async def direct(connection: Connection) -> bool:
     """
     same = f"pg_catalog.pg_backend_pid() = {connection.get_server_pid():d}"
     settings = _SETTINGS.format(local="false", condition=same)
+    # A client may have nothing to ask for long. If its session was ended, it would only begin the next one.
+    settings += f"; select pg_catalog.set_config('idle_session_timeout', '0', false) where {same}"
     return await connection.execute(f"{settings}; select where {same}") == "SELECT 1"
