@@ -17,6 +17,8 @@ from aiodlock.backends.kept import Notices
 from aiodlock.backends.redis.quorum.broadcast import failure_of
 from aiodlock.backends.redis.server import Server
 
+from ..scenes import until_waiting
+
 
 async def test_stores_in_memory_make_a_quorum() -> None:
     nodes = [f"memory://node-{number}" for number in range(3)]
@@ -83,3 +85,33 @@ async def test_node_that_refuses_while_the_client_is_left_is_not_tried_again(
             task.cancel()
     assert ended
     assert left == 3
+
+
+async def test_node_that_is_connected_last_is_left_too_when_a_session_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its nodes counted as connected still, so it did not wait for them before it left its requests."""
+    monkeypatch.setattr("aiodlock.backends.redis.quorum.nodes._WAIT_FOR_ALL", 20.0)
+    run, is_dead = Server.run, asyncio.Event()
+    sources = [f"memory://dead-{number}" for number in range(3)]
+
+    async def run_later(self: Server, listener: Notices, ready: Callable[[], None]) -> None:
+        if is_dead.is_set() and self.described.endswith("2"):
+            await asyncio.sleep(0.1)
+        await run(self, listener, ready)
+
+    async def bug() -> None:
+        is_dead.set()
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(Server, "run", run_later)
+    async with aiodlock.Client(sources) as client, aiodlock.Client(sources) as other:
+        async with other.lock("x"):
+            waiting = asyncio.create_task(client.lock("x").acquire())
+            await until_waiting(other, "x")
+            assert client._core.session is not None
+            client._core.session.start_soon(bug)
+            with pytest.raises(aiodlock.BackendError):
+                await waiting
+            async with client.lock("y"):  # in a new session, before which the dead one has left
+                assert (await other.inspect("x")).waiters == ()

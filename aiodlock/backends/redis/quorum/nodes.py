@@ -142,7 +142,8 @@ class Nodes:
                 error = refusal_in(failed)
                 if error is not None:
                     self._on_refusal(voter, error)
-            voter.up.clear()
+            finally:
+                voter.up.clear()
             await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
 
     def _on_refusal(self, voter: Voter, error: BackendError) -> None:
