@@ -106,7 +106,8 @@ class SentinelTormentor(Tormentor):
             node._config["replica-announce-port"] = self._port(node)
             self.nodes.append(node)
             if number == 1:
-                self._follow(node, self.nodes[0])
+                first = self.nodes[0]
+                node._config["replicaof"] = f"data-0.soak {self._port(first)}"
             self._stack.callback(self._end, node)
             await asyncio.to_thread(node.start)
         self._foreign = Node(binary)
@@ -233,14 +234,11 @@ class SentinelTormentor(Tormentor):
         node.resume()
         node.stop()
 
-    def _follow(self, node: Node, primary: Node) -> None:
-        node._config["replicaof"] = f"data-{self.nodes.index(primary)}.soak {self._port(primary)}"
-
-    async def _until_one_follows(self) -> None:
-        async with asyncio.timeout(60.0):
+    async def _until_one_follows(self, within: float = 60.0) -> None:
+        async with asyncio.timeout(within):
             while True:
                 with suppress(redis.RedisError, OSError):
-                    if await asyncio.to_thread(self.nodes[0].replicas):
+                    if await asyncio.to_thread(lambda: self._roles()[0].replicas()):
                         return
                 await asyncio.sleep(0.1)
 
@@ -249,21 +247,23 @@ class SentinelTormentor(Tormentor):
         one, other = self.nodes
         return (one, other) if one.is_primary else (other, one)
 
-    def _crash(self, node: Node, other: Node, *, is_primary: bool) -> None:
+    @staticmethod
+    def _crash(node: Node) -> None:
         """Kill a server; it comes back in the role that it has, as if that stood in its file."""
+        role, *rest = node.call("ROLE")
         node._config.pop("replicaof", None)
-        if not is_primary:
-            self._follow(node, other)
+        if role == "slave":
+            node._config["replicaof"] = f"{rest[0]} {rest[1]}"
         node.kill()
 
     async def _kill_primary(self) -> None:
-        primary, other = await asyncio.to_thread(self._roles)
-        await asyncio.to_thread(lambda: self._crash(primary, other, is_primary=True))
+        primary, _ = await asyncio.to_thread(self._roles)
+        await asyncio.to_thread(self._crash, primary)
         await self.after(self.up_to(8.0))
 
     async def _kill_replica(self) -> None:
-        primary, other = await asyncio.to_thread(self._roles)
-        await asyncio.to_thread(lambda: self._crash(other, primary, is_primary=False))
+        _, other = await asyncio.to_thread(self._roles)
+        await asyncio.to_thread(self._crash, other)
         await self.after(self.up_to(4.0))
 
     async def _stop_primary(self) -> None:
@@ -275,6 +275,9 @@ class SentinelTormentor(Tormentor):
         await self.after(self.up_to(4.0))
 
     async def _fail_over(self) -> None:
+        # Sentinel makes a replica of the old primary after 8 s or more. The next one before that makes
+        # primaries of both, and when it goes on so, nothing can be granted for minutes.
+        await self._until_one_follows(within=30.0)
         sentinel = self._rng.choice(self.sentinels)
         await asyncio.to_thread(sentinel.call, "SENTINEL", "FAILOVER", SERVICE)
         await asyncio.sleep(self.up_to(4.0))
