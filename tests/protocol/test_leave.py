@@ -587,5 +587,7 @@ async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_s
         return needed
 
     # A processor is not always equally fast: both are measured right after each other, and once has to do.
-    shares = [4 * await time_to_grant(1_000) / await time_to_grant(4_000) for _ in range(5)]
-    assert max(shares) > 4 / 7, "it was 12 times as long for 4 times as many"
+    for _ in range(5):
+        if 4 * await time_to_grant(1_000) / await time_to_grant(4_000) > 4 / 7:
+            return
+    pytest.fail("it was at least 7 times as long for 4 times as many")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import fakeredis
 import pytest
 from hypothesis import Phase
 
 from aiodlock.backends.redis import scripts
 from aiodlock.backends.redis.scripts import Script
 
-from ..model.test_scripts import Locks, Semaphores, VirtualDirect, take_steps
+from ..model.test_scripts import Locks, Semaphores, VirtualDirect, connect, take_steps
+from ..servers import Store
 from .direct import Direct
 
 
@@ -78,7 +78,12 @@ class TwoVersions(VirtualDirect):
         return reply
 
 
+@pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("machine", [Locks, Semaphores])
-def test_two_versions_side_by_side_keep_the_rules_of_the_machine(machine: type[Locks]) -> None:
-    connection = fakeredis.FakeRedis(decode_responses=True)
-    take_steps(lambda: machine(TwoVersions(connection, machine.kind)), 700, phases=[Phase.generate])
+def test_two_versions_side_by_side_keep_the_rules_of_the_machine(
+    store: Store, machine: type[Locks]
+) -> None:
+    with connect(store) as connection:
+        take_steps(
+            lambda: machine(TwoVersions(connection, machine.kind)), 700, phases=[Phase.generate]
+        )
