@@ -95,22 +95,23 @@ _URL = "redis://localhost:6379/0"
 _PREFIX = "aiodlock"
 
 
+#: The first one counts. 1 would be a finding, or the exit code of the command that runs.
+_CODES: dict[type[Exception], int] = {
+    BackendError: _run.UNAVAILABLE,
+    ImportError: _run.SOFTWARE,
+    **dict.fromkeys((ValueError, TypeError), 2),
+    OSError: _run.SYSTEM,
+}
+
+
 def _do(work: Coroutine[Any, Any, _T]) -> _T:
     """Run it; tell people about errors in one line, with the documented exit codes."""
     try:
         return asyncio.run(work)
-    except BackendError as away:
-        print(f"aiodlock: {away}", file=sys.stderr)
-        raise typer.Exit(_run.UNAVAILABLE) from None
-    except ImportError as missing:
-        print(f"aiodlock: {missing}", file=sys.stderr)
-        raise typer.Exit(_run.SOFTWARE) from None
-    except (ValueError, TypeError) as wrong:
-        print(f"aiodlock: {wrong}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except OSError as refused:  # 1 would be a finding, or the exit code of the command that runs
-        print(f"aiodlock: {refused}", file=sys.stderr)
-        raise typer.Exit(_run.SYSTEM) from None
+    except tuple(_CODES) as failed:
+        print(f"aiodlock: {failed}", file=sys.stderr)
+        code = next(code for kind, code in _CODES.items() if isinstance(failed, kind))
+        raise typer.Exit(code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -7,13 +7,13 @@ from typing import Never
 
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
+from .._lock import UNSET
 from .._model import LockInfo, Mode, Terms
 from .._options import LOCKS_ELSEWHERE, answers
 from ._body import Body
 from ._holds import here, holding_threads
 from ._lease import Lease
 from ._life import Life
-from ._options import UNSET
 from ._recipe import Described
 from ._twin import like, said_of_threads
 

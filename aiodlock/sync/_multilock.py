@@ -7,11 +7,11 @@ from typing import Any, Never
 from .. import _client as core_client
 from .. import _multilock as core
 from .._errors import LockLost
+from .._lock import UNSET
 from ._body import Body, call_when_lost
 from ._lease import MultiLease
 from ._life import Life
 from ._lock import Lock
-from ._options import UNSET
 from ._recipe import Described, OnLost, Recipe
 from ._twin import like
 

@@ -6,14 +6,12 @@ At run time they are passed on, and checked there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from .._errors import LockLost
 from .._keywords import LockKeywordsOf, OwnerlessKeywordsOf, UnnamedKeywordsOf
 
 OnLost: TypeAlias = Literal["flag"] | Callable[[LockLost], object]
-#: Stands for "not given".
-UNSET: Any = object()
 
 
 class ClientOptions(TypedDict, total=False):

@@ -9,6 +9,7 @@ from .. import _client as core
 from .._acquire import OwnRequests
 from .._acquisition import Acquisition
 from .._errors import LockLost
+from .._lock import UNSET
 from .._multilock import Acquisitions
 from .._options import check_timeout, refuse_keywords
 from .._patience import LEAST, soon
@@ -17,7 +18,6 @@ from ._body import Body, call_when_lost
 from ._holds import here
 from ._lease import Lease, MultiLease
 from ._life import Life
-from ._options import UNSET
 from ._running import Running
 
 OnLost: TypeAlias = Callable[[LockLost], object]

@@ -135,13 +135,9 @@ def _field(number: int, kind: _Kind, default: Any, *, repeated: bool = False, of
     return field(default=default, metadata=about)
 
 
-def _int(number: int) -> Any:
-    return _field(number, "int", 0)
-
-
-def _int_or_none(number: int) -> Any:
-    """Return a field of a ``oneof``, where 0 is something else than nothing."""
-    return _field(number, "int", None)
+def _int(number: int, default: int | None = 0) -> Any:
+    """Return a field; of a ``oneof``, where 0 is something else than nothing, the default is None."""
+    return _field(number, "int", default)
 
 
 def _bool(number: int) -> Any:
@@ -277,10 +273,10 @@ class Compare(Message):
     result: int = _int(1)
     target: int = _int(2)
     key: bytes = _bytes(3)
-    version: int | None = _int_or_none(4)
-    create_revision: int | None = _int_or_none(5)
-    mod_revision: int | None = _int_or_none(6)
-    lease: int | None = _int_or_none(8)
+    version: int | None = _int(4, None)
+    create_revision: int | None = _int(5, None)
+    mod_revision: int | None = _int(6, None)
+    lease: int | None = _int(8, None)
     range_end: bytes = _bytes(64)
 
 

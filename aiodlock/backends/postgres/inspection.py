@@ -48,7 +48,9 @@ class Inspection:
             found[row["number"] - 1].append(row)
         # Where the clock was set back, what was clamped for this answer has to be written.
         behind = {
-            self._calls.key(kind, names[row["number"] - 1]) for row in rows if _is_set_back(row)
+            self._calls.key(kind, names[row["number"] - 1])
+            for row in rows
+            if row["what"] == "name" and row["ago_ms"]
         }
         await asyncio.gather(*(self._calls.turn(f"look\t{key}") for key in behind))
         return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
@@ -71,10 +73,6 @@ class Inspection:
     async def forget(self, name: str) -> bool:
         await self._calls.up(hurry=True)
         return await self._calls.turn(f"forget\t{self._calls.key('once', name)}") == "forgot 1"
-
-
-def _is_set_back(row: Any) -> bool:
-    return bool(row["what"] == "name" and row["ago_ms"])
 
 
 def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:

@@ -79,10 +79,8 @@ def _outcome_of(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
             return Waiting(local_deadline(sent, number_of(left)), look_at, number_of(floor))
         case ["done", result]:
             return Refused("recorded", result=unquote_to_bytes(result))
-        case ["busy"]:
-            return Refused("busy")
-        case ["deadlock"]:
-            return Refused("deadlock")
+        case [("busy" | "deadlock") as why]:
+            return Refused(why)
         case ["limit", used]:
             return Refused("limit", number_of(used[1:] or "0"))
         case ["gone", ("broken" | "expired" | "taken_over" | "gone") as reason]:
@@ -97,12 +95,8 @@ def _outcome_of(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
 
 def left_of(answer: str) -> Left:
     match answer.split(" "):
-        case ["released"]:
-            return Left("released")
-        case ["withdrawn"]:
-            return Left("withdrawn")
-        case ["recorded"]:
-            return Left("recorded")
+        case [("released" | "withdrawn" | "recorded") as what]:
+            return Left(what)
         case ["gone", ("broken" | "expired" | "gone") as reason]:
             return Left("gone", reason)
     raise BackendError(f"an answer of the wrong shape: {answer!r:.200}")

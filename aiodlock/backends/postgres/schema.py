@@ -20,18 +20,13 @@ select case
     'database or the role (ALTER ROLE the_role SET default_transaction_read_only = off)'
   else '' end
 """
-#: What the tables need to become those of the next version, by the version that they have.
-UPGRADES = {
+#: What the tables need to become those of the next version, by the version that they have: mostly nothing,
+#: as only the functions have changed.
+UPGRADES = dict.fromkeys(range(2, VERSION), "") | {
     2: """
         alter type aiodlock.holder add attribute lingers smallint;
         alter table aiodlock.waiter add column lingers boolean not null default false;
     """,
-    3: "",  # only the functions have changed
-    4: "",  # the same
-    5: "",  # the same
-    6: "",  # the same
-    7: "",  # the same
-    8: "",  # the same
     9: "alter table aiodlock.meta replica identity full",
     10: "alter table aiodlock.record add column if not exists recorded_at bigint not null default 0",
     11: """
@@ -45,10 +40,6 @@ UPGRADES = {
           keep_until bigint not null
         )
     """,
-    13: "",  # only the functions have changed
-    14: "",  # the same
-    15: "",  # the same
-    16: "",  # the same
 }
 _MAKE_ANEW = (
     "stop every client, run 'drop schema aiodlock cascade', and run 'aiodlock init' of this release. Every "

@@ -111,16 +111,12 @@ def read_queue(nodes: Iterable[str]) -> Queue:
     entries = Queue()
     for node in nodes:
         parts = node.split(":")
-        if len(parts) == 4 and _is_number(parts[3]):
+        if len(parts) == 4 and _is_decimal(parts[3].removeprefix("-")):
             entries.append(Entry(int(parts[3]), parts[0], parts[1], parts[2], node))
     if entries:
         reference = entries[0].number
         entries.sort(key=lambda entry: (_after(entry.number, reference), entry.mode, entry.request))
     return entries
-
-
-def _is_number(text: str) -> bool:
-    return _is_decimal(text[1:] if text.startswith("-") else text)
 
 
 def _is_decimal(text: str) -> bool:

@@ -94,14 +94,12 @@ class Servers:
         self.further: Further = Further()
         self._ensemble = ensemble
         self._acquaintance = acquaintance
-        self._on_event = on_event
-        self._on_commit = on_commit
         hosts = list(ensemble.hosts)
         random.shuffle(hosts)
         self._dialer = Dialer(
             hosts,
             Patience(_WITHIN, _LONGEST),
-            self._dial,
+            lambda host, address: self._connect(host, address, on_event, on_commit),
             lambda connection: connection.abort(BackendUnavailable("another server was faster")),
             on_failure,
         )
@@ -180,9 +178,6 @@ class Servers:
     def stop(self) -> None:
         """Dial nobody any more."""
         self._dialer.stop()
-
-    async def _dial(self, host: Host, address: str) -> Connection:
-        return await self._connect(host, address, self._on_event, self._on_commit)
 
     async def _connect(
         self,
