@@ -20,9 +20,10 @@ select case
     'database or the role (ALTER ROLE the_role SET default_transaction_read_only = off)'
   else '' end
 """
-#: What the tables need to become those of the next version, by the version that they have: mostly nothing,
-#: as only the functions have changed.
-UPGRADES = dict.fromkeys(range(2, VERSION), "") | {
+#: After these versions only the functions have changed.
+_FUNCTIONS_ALONE = (*range(3, 9), *range(13, 17))
+#: What the tables need to become those of the next version, by the version that they have.
+UPGRADES = dict.fromkeys(_FUNCTIONS_ALONE, "") | {
     2: """
         alter type aiodlock.holder add attribute lingers smallint;
         alter table aiodlock.waiter add column lingers boolean not null default false;
