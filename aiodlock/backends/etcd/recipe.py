@@ -70,10 +70,9 @@ class Keys:
         base = f"{prefix}/{VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
         return cls(base, after(base))
 
-    @property
-    def requests(self) -> tuple[bytes, bytes]:
-        """Return the range of all requests."""
-        start = self.base + b"q/"
+    def all(self, what: str) -> tuple[bytes, bytes]:
+        """Return the range of all requests (q), lock-delays (d) or ``hold_at_least`` (h)."""
+        start = self.base + what.encode() + b"/"
         return start, after(start)
 
     def request(self, id: str) -> bytes:
@@ -84,21 +83,9 @@ class Keys:
         """Return the key of a holder's lock-delay."""
         return self.base + b"d/" + id.encode()
 
-    @property
-    def delays(self) -> tuple[bytes, bytes]:
-        """Return the range of all lock-delays."""
-        start = self.base + b"d/"
-        return start, after(start)
-
     def hold(self, id: str) -> bytes:
         """Return the key of a holder's ``hold_at_least``."""
         return self.base + b"h/" + id.encode()
-
-    @property
-    def holds(self) -> tuple[bytes, bytes]:
-        """Return the range of all of these."""
-        start = self.base + b"h/"
-        return start, after(start)
 
     def marker(self, id: str) -> bytes:
         """Return the key that refuses late duplicates of a request."""

@@ -206,7 +206,7 @@ def record(
 ) -> m.TxnRequest:
     """Put a success on record if the request is there still, and end all others; else tell whether it was
     broken, and what is on record."""
-    success = [_delete(*keys.requests), _delete(*keys.delays), _delete(*keys.holds)]
+    success = [_delete(*keys.all(what)) for what in ("q", "d", "h")]
     marker = _marker(keys, id, marker_lease)
     success += [_put(keys.record, value, lease), *marker]
     failure = [_read(message), _read(keys.record), *marker]

@@ -31,7 +31,7 @@ class Records:
 
     def queue(self, kind: str, name: str) -> list[Stood]:
         keys = Keys.of("aiodlock", kind, name)
-        records = [self._record(keys, kv) for kv in self._cluster.truth.range(*keys.requests)]
+        records = [self._record(keys, kv) for kv in self._cluster.truth.range(*keys.all("q"))]
         records.sort(key=lambda record: record.order)
         return [
             Stood(r.id, str(r.limit) if r.limit else r.mode[:1].replace("e", "x"), r.owner, r.order)
