@@ -79,10 +79,11 @@ class Keeper:
     """The agenda of what is due, the timer of the earliest, and what the store says by itself.
 
     Mutable state: ``places`` (by request id, from before the first message until the leave is answered),
-    ``_fresh`` (added since the timer came last), ``_agenda``, ``_wake_at`` and ``_timer`` (when the task is
-    woken), ``_due`` (set when it is), ``_batch`` (what it extends then), ``_lost`` (whose lease ran out:
-    their tokens, and until when the store may keep their names closed), ``_looks`` (places that are to be
-    looked at, and how), ``_tasks`` (while it runs).
+    ``_fresh`` (added lately) and ``_fresh_at`` (when the first of them may be due; 0.0: now), ``_granted``
+    (waiters that came to hold, in order, and when each is due), ``_agenda``, ``_wake_at`` and ``_timer``
+    (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it extends then), ``_lost`` (whose
+    lease ran out: their tokens, and until when the store may keep their names closed), ``_looks`` (places
+    that are to be looked at, and how), ``_tasks`` (while it runs).
     """
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
@@ -91,6 +92,8 @@ class Keeper:
         self._unavailable_after = unavailable_after
         self._sender = Sender(store, self._start_batch, self.on_answer, self.on_unknown)
         self._fresh: dict[Kept, None] = {}
+        self._fresh_at = NEVER
+        self._granted: deque[tuple[float, Kept]] = deque()
         self._agenda: Agenda[Kept] = Agenda()
         self._wake_at = NEVER
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +107,8 @@ class Keeper:
         self._phase = random.random()
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._agenda)
+        granted = sum(place.stage is not OVER for _, place in self._granted)
+        return len(self._fresh) + granted + len(self._agenda)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Run the store, and keep what is in it, until cancelled."""
@@ -134,9 +138,11 @@ class Keeper:
         self._fresh[place] = None
         sent = place.deadline - ttl  # a little earlier: the deadline has room for drift
         earliest = sent + length * _EARLIEST
-        if earliest < self._wake_at:
-            self._set_timer(earliest)
-        elif self._wake_at <= sent:
+        if earliest < self._fresh_at:
+            self._fresh_at = earliest
+            if earliest < self._wake_at:
+                self._set_timer()
+        if self._wake_at <= sent:
             self._due.set()  # the machine has slept, and the timer is late
 
     def _first_beat(self, place: Kept) -> float:
@@ -144,12 +150,16 @@ class Keeper:
         length = place.terms.waiter_ttl if place.stage is WAITING else place.terms.ttl
         return self._beat_of(place, latest=place.deadline - length * 2 / 3)
 
-    def look_at(self, place: Kept, moment: float) -> None:
-        """The place is the head of its queue, and what blocks it may end at ``moment``."""
+    def _schedule_of(self, place: Kept) -> Schedule:
         schedule = place.planned()
-        schedule.look_at = moment + _LOOK_SLACK
         if place in self._fresh:
             schedule.beat = self._first_beat(place)
+        return schedule
+
+    def look_at(self, place: Kept, moment: float) -> None:
+        """The place is the head of its queue, and what blocks it may end at ``moment``."""
+        schedule = self._schedule_of(place)
+        schedule.look_at = moment + _LOOK_SLACK
         self._watch(place, True)
         self._plan(place, schedule)
 
@@ -292,7 +302,7 @@ class Keeper:
         if not spread:
             self.extend_now(place)
             return
-        schedule = place.planned()
+        schedule = self._schedule_of(place)
         if not schedule.asked:
             schedule.beat = min(schedule.beat, now() + random.uniform(0.0, spread))
             self._plan(place, schedule)
@@ -328,7 +338,7 @@ class Keeper:
             self._collect(now())
             batch, self._batch = self._batch, []
             self._sender.send(batch)
-            if self._looks or self._fresh or len(batch) >= SLICE:
+            if self._looks or not self._fresh_at or len(batch) >= SLICE:
                 await asyncio.sleep(0)  # everybody else's turn
                 self._look_on()
                 continue
@@ -367,8 +377,10 @@ class Keeper:
             return max(place.deadline, now() + _LONGEST_RETRY)
         return schedule.beat if schedule.look_at is None else min(schedule.beat, schedule.look_at)
 
-    def _set_timer(self, earliest: float = NEVER) -> None:
-        wake_at = min(self._agenda.first, earliest)
+    def _set_timer(self) -> None:
+        wake_at = min(self._agenda.first, self._fresh_at)
+        if self._granted:
+            wake_at = min(wake_at, self._granted[0][0])
         if wake_at == self._wake_at and self._timer is not None:
             return
         if self._timer is not None:
@@ -383,18 +395,22 @@ class Keeper:
         self._timer = None
         self._wake_at = NEVER
         self._collect(now())
-        if self._batch or self._fresh:
+        if self._batch or not self._fresh_at:
             self._due.set()
         else:
             self._set_timer()
 
     def _collect(self, moment: float) -> None:
-        """Put a slice of what must be extended now into the batch; and a slice of what is new, which may be
-        due already, into the heap."""
-        for place in list(islice(self._fresh, SLICE)):
-            schedule = place.planned()
-            schedule.beat = self._first_beat(place)
-            self._plan(place, schedule)  # it is not new any more
+        """Put a slice of what must be extended now into the batch."""
+        if self._fresh_at <= moment:
+            self._plan_fresh()
+        for _ in range(min(SLICE, len(self._granted))):
+            when, place = self._granted[0]
+            if when > moment and place.stage is HELD:
+                break
+            self._granted.popleft()
+            if place.stage is HELD and place.planned().entry is None:
+                self.extend_now(place)  # it has not been asked about meanwhile
         due: list[tuple[Kept, Schedule, Entry]] = []
         for _ in range(SLICE):
             entry = self._agenda.take(moment)
@@ -417,6 +433,12 @@ class Keeper:
             first = min(schedule.due, self._beat_of(place))
             schedule.entry = self._agenda.put_back(entry, first)
             self._batch.append(place)
+
+    def _plan_fresh(self) -> None:
+        """Put a slice of what is new, and may be due already, into the heap."""
+        for place in list(islice(self._fresh, SLICE)):
+            self._plan(place, self._schedule_of(place))  # it is not new any more
+        self._fresh_at = 0.0 if self._fresh else NEVER
 
     def _watch(self, place: Kept, watching: bool) -> None:
         if place.watching != watching:
@@ -482,7 +504,7 @@ class Keeper:
         is sent a moment later, and who holds for a shorter time is spared it.
         """
         schedule = place.planned()
-        schedule.look_at = None
+        schedule.look_at, schedule.asked = None, False
         place.granted, place.token = True, token
         if place.watching:
             self._watch(place, False)
@@ -491,11 +513,24 @@ class Keeper:
         if left > 0.0:
             place.hold(token, deadline)
         pause = self.store.capabilities.extend_after
-        if place.stage is HELD and pause > 0.0:
-            schedule.beat, schedule.asked = moment + min(pause, left / 4), False
+        if place.stage is not HELD:
+            self.extend_now(place)
+        elif left < pause * 4:
+            schedule.beat = moment + left / 4
             self._plan(place, schedule)
         else:
-            self.extend_now(place)
+            # Most have left by then: the heap, and the timer for each, would be for nothing.
+            if schedule.entry is not None:
+                self._agenda.remove(schedule.entry)
+                schedule.entry = None
+            else:
+                self._fresh.pop(place, None)
+            schedule.beat = when = moment + pause
+            self._granted.append((when, place))
+            if when < self._wake_at:
+                self._set_timer()
+            elif self._wake_at <= moment:
+                self._due.set()  # the machine has slept, and the timer is late
 
     def _gone(self, place: Kept, reason: LossReason) -> None:
         self.forget(place)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Final, Protocol
 
-from .._agenda import Entry
+from .._agenda import NEVER, Entry
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import (
@@ -178,7 +178,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.asked: bool = False
-        self.beat: float = 0.0
+        self.beat: float = NEVER
         self.due: float = 0.0
         self.entry: Entry | None = None
         self.failures: int = 0
