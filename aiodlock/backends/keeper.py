@@ -409,8 +409,11 @@ class Keeper:
             if when > moment and place.stage is HELD:
                 break
             self._granted.popleft()
-            if place.stage is HELD and place.planned().entry is None:
-                self.extend_now(place)  # it has not been asked about meanwhile
+            schedule = place.planned()
+            if (
+                place.stage is HELD and schedule.entry is None
+            ):  # nothing has asked about it meanwhile
+                schedule.due, schedule.entry = when, self._agenda.add(place, when)
         due: list[tuple[Kept, Schedule, Entry]] = []
         for _ in range(SLICE):
             entry = self._agenda.take(moment)
@@ -436,9 +439,11 @@ class Keeper:
 
     def _plan_fresh(self) -> None:
         """Put a slice of what is new, and may be due already, into the heap."""
+        self._fresh_at = NEVER
         for place in list(islice(self._fresh, SLICE)):
             self._plan(place, self._schedule_of(place))  # it is not new any more
-        self._fresh_at = 0.0 if self._fresh else NEVER
+        if self._fresh:
+            self._fresh_at = 0.0
 
     def _watch(self, place: Kept, watching: bool) -> None:
         if place.watching != watching:
