@@ -14,7 +14,7 @@ import aiodlock
 from aiodlock import BackendError, Unsupported
 from aiodlock._clock import now
 from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
-from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper import jute, store
 from aiodlock.backends.zookeeper.node import QueueNode
 from aiodlock.backends.zookeeper.queue import Entry
 from aiodlock.backends.zookeeper.session import Session
@@ -90,6 +90,23 @@ async def test_each_ttl_has_a_session_whose_timeout_it_is(
             assert asked.place._session is not None
             assert asked.place._session.granted == asked.place._terms.ttl
             await asked.leave()
+
+
+async def test_ttl_that_differs_at_each_call_is_told(
+    server: ZooKeeperServer,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that is computed: it takes a connection for each lock, which servers limit."""
+    monkeypatch.setattr(store, "_MANY", 4)
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        for number in range(6):
+            asked = asker(backend, name=name, ttl=1.0 + number / 100)
+            await asked.acquire()
+            await asked.leave()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "4 different ttl" in told
 
 
 async def test_token_is_the_nodes_czxid(server: ZooKeeperServer, name: str) -> None:

@@ -28,6 +28,8 @@ from .waits import Waits
 _logger = logging.getLogger("aiodlock")
 #: A session that nothing lives in is closed after this time (seconds), and is looked for so often.
 _IDLE, _SWEEP_EVERY = 60.0, 10.0
+#: So many sessions of one client are told: by default servers take 60 connections of an address.
+_MANY = 20
 
 
 class ZooKeeperBackend(Asked):
@@ -122,6 +124,13 @@ class ZooKeeperBackend(Asked):
             session.returned = partial(self.queues.look_back, session)
             session.outage.told = partial(self._tell, session)
             self._start(session.run(in_use=in_use))
+            if len(self._sessions) == _MANY:
+                _logger.warning(
+                    "%s: this client uses %d different ttl, each with a connection of its own: use fewer",
+                    self._described,
+                    _MANY,
+                    extra={"event": "many_sessions"},
+                )
         return session
 
     def _tell(self, session: Session, failure: Exception | None) -> None:
