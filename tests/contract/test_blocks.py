@@ -760,6 +760,8 @@ async def test_block_whose_task_has_ended_without_leaving_it_ends_with_its_task(
     client: Client, what: str
 ) -> None:
     """Nothing but the exit stack, which is gone, could have left it."""
+    if what == "once" and not client._core.store.capabilities.once:
+        pytest.skip("the store keeps no record of what was done once")
 
     async def enter() -> None:
         stack = AsyncExitStack()
