@@ -1,7 +1,7 @@
 """Real processes take turns on a real server, and a third of all attempts is interrupted.
 
-``AIODLOCK_TURNS`` sets how many turns each task takes (default 20: 8 processes of 25 tasks make 4,000
-acquisitions, beside 2,000 interrupted attempts).
+``AIODLOCK_TURNS`` sets how many turns each task takes (default 12: 8 processes of 25 tasks make 2,400
+acquisitions, beside 1,200 interrupted attempts).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE
 from tests.integration.worker import SCHEMA
 from tests.servers import Store
 
-TURNS = int(os.environ.get("AIODLOCK_TURNS", "20"))
+TURNS = int(os.environ.get("AIODLOCK_TURNS", "12"))
 
 
 @asynccontextmanager
