@@ -108,6 +108,11 @@ class Idle(Scene):
         """Those servers have the truth from now on."""
         raise NotImplementedError
 
+    @property
+    def settled(self) -> float:
+        """Return after how long everybody knows what is there."""
+        return _SETTLED + (self.silence if len(self.doors) > 1 else 0.0)
+
     # -- what idle clients do ------------------------------------------------------------------------
 
     def _does(self, process: Process, what: str, most: int) -> None:
@@ -163,8 +168,8 @@ class Idle(Scene):
         if self.present != "same":
             then = "same"
         self.world.log(f"the store is {how} for {away:.1f} s, and then: {then}")
-        # What was there for a moment may have been met by nobody.
-        there = self.world.time - self.since >= _SETTLED or self.silent_since is None
+        # What was there for a moment may have been met by nobody, and some may know the other one still.
+        there = self.world.time - self.since >= self.settled or self.silent_since is None
         if self.present == "same" and there:
             self.silent_since = self.world.time
         self.reached, self.since = False, self.world.time
@@ -246,8 +251,7 @@ class Idle(Scene):
         if how == "done" or since != self.since or not self.reached:
             return
         # What has been there for long enough may be used, also if it is another one.
-        settled = _SETTLED + (self.silence if len(self.doors) > 1 else 0.0)
-        if began - since > settled:
+        if began - since > self.settled:
             self.checkers.wrong(
                 "liveness", f"{process}: {present} is there for {began - since:.1f} s: {how}"
             )
