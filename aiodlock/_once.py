@@ -9,14 +9,12 @@ from typing import Any
 
 from ._acquisition import Acquisition
 from ._body import Blocks, current_task
-from ._clock import now
 from ._core import Core
 from ._description import Description
 from ._errors import LockLost
 from ._lease import Lease
 from ._model import End
 from ._options import LockOptions
-from ._patience import left_of
 from ._request import AlreadyDone, Request
 from ._session import Session
 
@@ -241,12 +239,12 @@ class Once:
             await acquired.end_block(task, exc_type, exc)
 
     async def _start(self) -> _Run:
-        timeout, started = self._described.options.timeout, now()
-        session = await self._described.core.ready(self.name, timeout)
+        described = self._described
         try:
-            acquired = await self._described.acquire(left_of(timeout, started))
-            return _Run(session, acquired, Outcome())
+            acquired = await described.acquire(described.options.timeout)
+            return _Run(acquired.session, acquired, Outcome())
         except AlreadyDone as done:
+            session = described.core.use(self.name)
             return _Run(session, None, Outcome(*decode_record(done.result)))
 
 

@@ -204,16 +204,22 @@ async def test_wait_for_the_next_session_is_a_part_of_the_timeout(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     client, other = await make_client(), await make_client()
-    shift = 0.0
-    ready = client._core.ready
+    shift, waited_for = 0.0, asyncio.Event()
+    ready, start = client._core.ready, Session.start
 
     async def wait(name: str | None = None, within: float | None = None) -> Session:
         nonlocal shift
+        waited_for.set()
         session = await ready(name, within)
         shift = _LONG - 0.5
         return session
 
+    async def start_late(session: Session) -> None:
+        await waited_for.wait()
+        await start(session)
+
     monkeypatch.setattr(client._core, "ready", wait)
+    monkeypatch.setattr(Session, "start", start_late)
     monkeypatch.setattr("aiodlock._patience.now", lambda: clock.now() + shift)
 
     async def acquire() -> None:
