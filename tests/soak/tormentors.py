@@ -369,6 +369,28 @@ class StandbyTormentor(PostgresTormentor):
             elif not self.standby.running:
                 await asyncio.to_thread(self.standby.start)
 
+    async def left(self) -> list[str]:
+        try:
+            return await super().left()
+        except TimeoutError:  # of a commit that waits for a standby, say
+            raise RuntimeError(
+                f"no answer in time: {await asyncio.to_thread(self._state)}"
+            ) from None
+
+    def _state(self) -> list[str]:
+        found = []
+        for name, server in (("server", self.server), ("standby", self.standby)):
+            for sql in (
+                "select pg_is_in_recovery(), pg_last_wal_receive_lsn()",
+                "select application_name, state, sync_state, flush_lsn from pg_stat_replication",
+                "select pid, wait_event, state, left(query, 80) from pg_stat_activity where query <> ''",
+            ):
+                try:
+                    found.append(f"{name}: {[*map(tuple, server.execute(sql))]}")
+                except Exception as error:  # each driver has its own words
+                    found.append(f"{name}: {error!r}")
+        return found
+
     def of_server(self) -> dict[str, Fault]:
         return {
             "pg_terminate_backend": self._terminate,
