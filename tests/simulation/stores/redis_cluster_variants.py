@@ -61,6 +61,7 @@ _BEGIN = {
     "identity is not asked": 8,
     "every node is believed": 8,
     "nobody asks about a waiter whose channel is subscribed to": 25,
+    "owners are only asked for when somebody notices": 230,
 }
 
 CLUSTER_VARIANTS = {
