@@ -289,7 +289,9 @@ class SentinelTormentor(Tormentor):
     async def _stop_sentinels(self) -> None:
         for sentinel in self.sentinels:
             sentinel.pause()
-        await self.after(self.up_to(4.0))
+        # After 2 s they would do nothing for half a minute (TILT), each time: on a busy machine two were
+        # primaries for minutes, and neither had a replica.
+        await self.after(self.up_to(1.5))
 
     async def _kill_clients(self) -> None:
         for node in self.nodes:
