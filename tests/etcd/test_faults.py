@@ -693,6 +693,43 @@ async def test_what_is_refused_is_repeated_more_and_more_rarely(
     assert await waiter.leave(ENDED) == Left("released")
 
 
+async def test_grant_that_is_refused_is_repeated_once_however_much_is_heard_of_the_name(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waiter that gave up began one more repetition of it, and all went on until it succeeded."""
+    direct = await make_direct(one_node)
+    (holder, heard), (waiter, waiter_heard) = direct.place(), direct.place(lock_delay=5.0)
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    others = [direct.place()[0] for _ in range(5)]
+    for other in others:
+        assert isinstance(await other.acquire(wait=True), Waiting)
+    cluster, refused = direct.store.cluster, 0
+    transact = cluster.transact
+
+    async def full(keys: Keys, request: m.TxnRequest, **how: Any) -> m.TxnResponse:
+        nonlocal refused
+        if not any(step.request_put for step in request.success):
+            return await transact(keys, request, **how)
+        refused += 1
+        raise NoSpace("full")
+
+    def repeating() -> int:
+        coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+        return sum(getattr(one, "__name__", "") == "_confirm_waiting" for one in coroutines)
+
+    monkeypatch.setattr(cluster, "transact", full)
+    await holder.leave(ENDED)
+    await until(lambda: refused)
+    for other in others:
+        await other.leave(ENDED)
+        await asyncio.sleep(0)  # what it has begun is not over in this turn
+    await until(lambda: repeating() == 1, within=5.0)
+    monkeypatch.undo()
+    await waiter_heard.until("granted")
+    assert await waiter.leave(ENDED) == Left("released")
+
+
 # -- three members ---------------------------------------------------------------------------------------
 
 

@@ -47,13 +47,14 @@ class EtcdPlace(Request):
     ``own`` (its keys) and ``ending`` (what deletes them); ``room`` (while it waits); ``_failed`` (the last
     message had no answer); ``_is_gone`` (the store knows it no more); ``_successors`` (of a holder that
     lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that it waits or holds),
-    ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted
-    when due).
+    ``_closes`` (when its ``max_hold`` is over), ``_confirming`` (a waiter's grant is being written),
+    ``_was_ended`` (its lease was lost, and its key was deleted when due).
     """
 
     __slots__ = (
         "_answered",
         "_closes",
+        "_confirming",
         "_failed",
         "_is_gone",
         "_listener",
@@ -87,7 +88,7 @@ class EtcdPlace(Request):
         self.room: Room | None = None
         self._requests = requests
         self._listener = listener
-        self._failed = self._is_gone = False
+        self._failed = self._is_gone = self._confirming = False
         self._successors: Successors | None = None
         self.recalled: bool = False
         self._answered = False
@@ -371,6 +372,15 @@ class EtcdPlace(Request):
 
     async def _confirm_waiting(self) -> None:
         """Write what the grant of a waiter needs, until that is answered."""
+        if self._confirming:
+            return  # each attempt begins with what the room knows then
+        self._confirming = True
+        try:
+            await self._until_confirmed()
+        finally:
+            self._confirming = False
+
+    async def _until_confirmed(self) -> None:
         pause = pauses(first=PAUSE)
         while self.state == "waiting" and self.room is not None:
             queue = self.room.queue
