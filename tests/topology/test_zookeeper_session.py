@@ -18,7 +18,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
+from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock, _backoff
 from aiodlock._clock import now
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
@@ -285,9 +285,16 @@ async def test_address_that_was_lost_is_dialled_after_the_others_of_its_name(
             server.resume()
 
 
-async def test_expired_session_tells_and_the_next_one_begins(
-    server: ZooKeeperServer, links: Links
+async def test_expired_session_tells_and_the_next_one_begins_at_once(
+    server: ZooKeeperServer, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failures: list[int] = []
+
+    def pause_after(number: int, **bounds: float) -> float:
+        failures.append(number)
+        return _backoff.pause_after(number, **bounds)
+
+    monkeypatch.setattr("aiodlock.backends.zookeeper.session.pause_after", pause_after)
     link = links.add(server.port)
     async with _running(_ensemble(link.port), 0.5) as session:
         member, number, lifetime = _Member(session), session.id, session.lifetime
@@ -301,9 +308,11 @@ async def test_expired_session_tells_and_the_next_one_begins(
 
             await until(expired)
         assert now() > lifetime.deadline
+        await until(lambda: failures)
         link.heal()
         await session.wait_up(10.0)
         assert session.id != number
+        assert failures.count(1) > 1, "a server has answered"
         assert member.told[-1] == "over"
         assert lifetime.over
         assert not session.lifetime.over

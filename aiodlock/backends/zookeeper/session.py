@@ -204,7 +204,8 @@ class Session:
                     if in_use and self._servers.all_failed:
                         self.outage.told(self.outage.failure)
                     self.outage.tell()
-                    failures += 1
+                    # Who says that the session is over has answered.
+                    failures = 1 if isinstance(failed, SessionExpired) else failures + 1
                     # A session that may live yet must be found in time; one that is over need not.
                     hurried = now() < self.lifetime.deadline
                     pace = self._heartbeats.pace.pause if hurried else _LONGEST_PAUSE
