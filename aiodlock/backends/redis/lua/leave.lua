@@ -72,16 +72,17 @@ local function hand_off()
   if second and lingers(words) then
     words, mark = recalled(words), 'r'
   end
-  -- First what needs no memory: so what follows is not refused by a server that is out of it.
+  -- Needs no memory: what follows is not refused by a server that is out of it.
+  redis.call('HDEL', state, '')
+  local token = next_token(token_key, tonumber(ARGV[3]))
+  redis.call('HSET', state, next_id, mode .. ' ' .. token .. ' ' .. deadline .. ' ' .. length .. ' ' .. delay .. ' '
+    .. owner .. ' ' .. client .. words)
   if second then
     redis.call('XDEL', queue, head[1])
     redis.call('HDEL', waiters, next_id)
   else
     redis.call('DEL', queue, waiters)
   end
-  local token = next_token(token_key, tonumber(ARGV[3]))
-  redis.call('HSET', state, next_id, mode .. ' ' .. token .. ' ' .. deadline .. ' ' .. length .. ' ' .. delay .. ' '
-    .. owner .. ' ' .. client .. words)
   local closed_for = left + delay
   redis.call('PEXPIRE', state, int(closed_for + 2))
   redis.call('HDEL', state, id)
