@@ -1007,7 +1007,7 @@ VARIANTS = {
         seed=2,
     ),
     "memory: a hint is forgotten for an older answer": Variant(
-        _forget_hints, ("hint",), kind=MachineSimulation, seed=71
+        _forget_hints, ("hint",), kind=MachineSimulation, seed=20
     ),
     "memory: a break that overtakes its grant is dropped": Variant(
         _forget_early_breaks, ("broken",), kind=MachineSimulation

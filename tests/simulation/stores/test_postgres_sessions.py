@@ -135,7 +135,8 @@ class _Play:
     async def run(self) -> list[Any]:
         one, two = await self.connect(), await self.connect()
         told: list[str] = []
-        self._history = (await one.fetchrow(meeting._HELLO))["history"]
+        hello = await one.fetchrow(meeting._HELLO)
+        self._history = f"{hello['history']}/{hello['place']}"
         await two.add_listener(
             channel("two"), lambda *about: told.append(re.sub(r" \d+", " N", about[3]))
         )
