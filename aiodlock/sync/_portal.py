@@ -27,6 +27,9 @@ from .._errors import BackendUnavailable, ClientClosed
 from .._tasks import running_loop
 
 _logger = logging.getLogger("aiodlock")
+# asyncio logs when a loop is made. What is asked for the first time takes the lock of all logging: a signal
+# handler that came just then would wait for a thread that waits for it.
+logging.getLogger("asyncio").isEnabledFor(logging.DEBUG)
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 TakeBack: TypeAlias = Callable[[_T], Coroutine[Any, Any, object]]

@@ -154,6 +154,31 @@ assert len(locks._life._runnings) == 1
 """
 
 
+_WITHOUT_LOGGING = """
+import logging, sys, threading
+from aiodlock import sync
+
+locks = sync.Client("memory://")
+
+
+def use():
+    with locks.lock("a"):
+        pass
+
+
+logging._lock.acquire()  # as a signal handler may find it
+using = threading.Thread(target=use, daemon=True)
+using.start()
+using.join(30)
+sys.exit("the first call waits for the lock of logging" if using.is_alive() else 0)
+"""
+
+
+def test_loop_is_made_without_the_lock_of_logging() -> None:
+    """A signal handler that came while it was taken waited for the thread, which logs."""
+    subprocess.run([sys.executable, "-c", _WITHOUT_LOGGING], timeout=120, check=True)
+
+
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("what", ["locks", "raises"])
 def test_signal_handler_within_the_first_call(store: Store, what: str) -> None:
