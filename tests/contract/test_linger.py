@@ -597,6 +597,7 @@ async def test_task_of_the_client_that_queued_is_served_before_a_later_body(clie
     async with client.lock("a", linger=LONG):
         first = asyncio.create_task(take("queued"))
         await until_waiting(client, "a")
+        await until(lambda: not _held(client).may_linger)  # the recall has come
     async with client.lock("a", linger=LONG):
         order.append("later")
     await first
