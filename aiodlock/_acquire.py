@@ -22,7 +22,7 @@ from ._errors import (
 from ._model import IMPATIENT, Gone, Granted, Refused, RequestInfo, Terms, Waiting
 from ._options import LockOptions
 from ._patience import soon
-from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Block, Request
+from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Request
 from ._session import Session
 from ._slices import Woken
 from ._telling import Telling
@@ -224,7 +224,7 @@ class Acquiring:
         request.patient = self._timeout is None
         if own is not None:
             # Not the acquisitions: they would be released no sooner than this one.
-            request.inside = tuple([Block(one.request, one.serial) for one in own.inside])
+            request.inside = tuple([(one.request, one.serial) for one in own.inside])
         if mine:
             request.share_owner()
         self._started = now()

@@ -19,13 +19,12 @@ from ._tasks import running_loop
 class Acquisition(Body):
     """What a ``Lease`` shows, and what is left with it. There may be several of one request, by re-entry.
 
-    When nobody references it any more, it is released as soon as its task has ended. So an open block knows
-    ``acquisitions`` alone: a task may end without having left it.
+    When nobody references it any more, it is released as soon as its task has ended. So an open block does
+    not know it, but its serial: a task may end without having left it.
     """
 
-    __slots__ = ("acquisitions", "request", "serial", "session", "tasks")
+    __slots__ = ("request", "serial", "session", "tasks")
 
-    acquisitions: tuple[Block, ...]
     request: Request
     serial: int
     session: Session
@@ -37,7 +36,6 @@ class Acquisition(Body):
         self.request = request
         request.serial = self.serial = request.serial + 1
         request.handles += (self.serial,)
-        self.acquisitions = (Block(request, self.serial),)
 
     def __repr__(self) -> str:
         request = self.request
@@ -53,6 +51,10 @@ class Acquisition(Body):
         # On any thread, in the middle of anything.
         if self.serial in self.request.handles:
             self.session.forgotten.dropped(self.request, self.serial)
+
+    @property
+    def acquisitions(self) -> tuple[Block]:
+        return ((self.request, self.serial),)
 
     @property
     def is_over(self) -> bool:

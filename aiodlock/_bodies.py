@@ -44,16 +44,15 @@ class Bodies:
     def __init__(self) -> None:
         self.open: dict[_Task, list[Block]] = {}
 
-    def enter_first(self, task: _Task, block: Block) -> None:
+    def enter_first(self, task: _Task, request: Request, serial: int) -> None:
         """The task is in its only block, on a request that nobody else relies on."""
-        request = block.request
         scope, request.scope = request.scope, None
         if scope is None:
             enter(task)
             scope = BodyScope(task)
         else:  # the same task's
             scope.use_again(task)
-        self.open[task] = [block]
+        self.open[task] = [(request, serial)]
         if request.armed is None:
             request.armed = {}
         request.armed[task] = scope
@@ -74,7 +73,7 @@ class Bodies:
     def of(self, task: _Task | None) -> Sequence[Request]:
         """Return the request of each block that the task is in; one is there twice when entered twice."""
         blocks = self.open.get(task) if task is not None else None
-        return () if blocks is None else [block.request for block in blocks]
+        return () if blocks is None else [request for request, _ in blocks]
 
     def held(self, task: _Task | None) -> list[Request]:
         """Return what the task's blocks hold themselves."""
@@ -85,7 +84,7 @@ class Bodies:
         enter(task)
         if len(entered) == 1 and task not in self.open:  # as nearly always
             self.open[task] = [entered[0]]
-            request = entered[0].request
+            request = entered[0][0]
             if request.armed is None:
                 request.armed = {}
             request.armed[task] = BodyScope(task)
@@ -96,7 +95,7 @@ class Bodies:
         scope: BodyScope | None = None
         for block in entered:
             blocks.append(block)
-            request = block.request
+            request = block[0]
             armed = request.armed
             if armed is None:
                 armed = request.armed = {}
@@ -112,7 +111,7 @@ class Bodies:
         blocks = self.open[task]
         if len(blocks) == 1:  # as nearly always
             del self.open[task]
-            armed = blocks[0].request.armed
+            armed = blocks[0][0].armed
             return armed.pop(task).leave(exc_type) if armed else False
         gone = Counter(left)
         rest: list[Block] = []
@@ -125,9 +124,9 @@ class Bodies:
             self.open[task] = rest
         else:
             del self.open[task]
-        entered = {block.request for block in rest}
+        entered = {request for request, _ in rest}
         disarmed: list[BodyScope] = []
-        for request in dict.fromkeys(block.request for block in left):
+        for request in dict.fromkeys(request for request, _ in left):
             if request.armed and request not in entered:
                 scope = request.armed.pop(task)
                 if scope not in disarmed:

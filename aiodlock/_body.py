@@ -99,8 +99,8 @@ class Body:
                 deadlocks.left_block(task)
         if loss is None and loss_alone:
             # Its own was released inside the body, and what else the task had of it was lost.
-            lost = (block.request for block in entered if block.request.loss is not None)
-            loss = next((request.error() for request in lost), None)
+            lost = (request.error() for request, _ in entered if request.loss is not None)
+            loss = next(lost, None)
         if loss is not None:
             if not loss_alone and isinstance(exc, asyncio.CancelledError):
                 await _say_again(exc)

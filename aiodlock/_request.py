@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost, LossReason
@@ -438,25 +438,16 @@ class Request(Hold):
         return error
 
 
-class Block:
-    """What an open block relies on: a request, and the serial of the acquisition that is its own."""
-
-    __slots__ = ("request", "serial")
-
-    def __init__(self, request: Request, serial: int) -> None:
-        self.request: Request = request
-        self.serial: int = serial
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this acquisition was released or lost, and left."""
-        return self.serial not in self.request.handles
+#: What an open block relies on: a request, and the serial of the acquisition that is its own.
+Block: TypeAlias = tuple[Request, int]
 
 
 def held_in(blocks: Iterable[Block]) -> list[Request]:
     """Return what is held by these blocks themselves: not what only another acquisition holds, as a bare
     lease, or a later body of a lease that was kept."""
-    return [block.request for block in blocks if block.request.state is HELD and not block.is_over]
+    return [
+        request for request, serial in blocks if request.state is HELD and serial in request.handles
+    ]
 
 
 def check(request: Request, *, is_kept: bool, is_listed: bool) -> None:

@@ -83,7 +83,7 @@ def begin(
         except BaseException:
             session.departure.give_up(request, acquired.serial)
             raise
-    session.bodies.enter_first(task, acquired.acquisitions[0])
+    session.bodies.enter_first(task, request, acquired.serial)
     return acquired
 
 
