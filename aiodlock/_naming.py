@@ -121,7 +121,7 @@ def text_of(what: str, value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(int(value))
     if isinstance(value, datetime):
-        return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
+        return _moment(what, value)
     if isinstance(value, Decimal):
         return _decimal(what, value)
     if isinstance(value, TEXTS) and not isinstance(value, bool):
@@ -130,6 +130,14 @@ def text_of(what: str, value: object) -> str:
         f"{what} must be a str, an int or a UUID (or an Enum of these, a date, a Decimal or an IP address) "
         f"to be part of a lock's name, not {value!r:.200}"
     )
+
+
+def _moment(what: str, value: datetime) -> str:
+    """Return a moment in UTC, or as it is if it knows no zone."""
+    try:
+        return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
+    except OverflowError:
+        raise ValueError(f"{what} is a moment that UTC has no date for: {value}") from None
 
 
 def _decimal(what: str, value: Decimal) -> str:

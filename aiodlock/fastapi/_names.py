@@ -123,9 +123,8 @@ class RequestTemplate(Template):
         except ValueError as error:  # of an app that never started
             raise RuntimeError(f"{self.text!r}: {error}") from error
         embeds = getattr(route, "_embed_body_fields", False)
-        texts = [await source.text(connection, embeds) for source in sources]
         try:
-            return self.fill(texts)
+            return self.fill([await source.text(connection, embeds) for source in sources])
         except ValueError as error:
             raise NameRefused(f"The parameters cannot be part of a lock's name: {error}") from error
 

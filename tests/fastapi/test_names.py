@@ -24,7 +24,7 @@ from fastapi import (
     Request,
     UploadFile,
 )
-from pydantic import AfterValidator, BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, field_validator
 
 import aiodlock.fastapi
 from aiodlock import Client, Lease, OnceRun
@@ -280,6 +280,33 @@ async def test_value_has_one_text(kind: Any, ways: list[str], text: str, client:
     async with asking(app) as http:
         answers = [await http.post("/", params={"value": way}) for way in ways]
     assert [(one.status_code, one.json()) for one in answers] == [(200, f"x:{text}")] * len(ways)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Decimal, "1E+1000"),
+        (Decimal, "1E-1000"),
+        (int, "9" * 600),
+        (dt.datetime, "0001-01-01T00:00:00+05:00"),
+        (dt.datetime, "9999-12-31T23:59:59-05:00"),
+    ],
+)
+async def test_value_that_has_no_text_for_a_name_is_refused_by_the_request(
+    kind: Any, value: str, client: Client
+) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    async def handler(value: Any, lease: Annotated[Lease, Locked("x:{value}")]) -> str:
+        return lease.name
+
+    handler.__annotations__["value"] = kind
+    app.post("/")(handler)
+    async with asking(app) as http:
+        assert (await http.post("/", params={"value": value})).status_code == 422
+    with pytest.raises(ValueError):
+        aiodlock.name("x:{value}", value=TypeAdapter(kind).validate_python(value))
 
 
 async def test_body_header_and_cookie_have_names_too(client: Client) -> None:
