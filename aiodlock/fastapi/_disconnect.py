@@ -27,9 +27,9 @@ class Watch:
 
     It does so for a request, and for a WebSocket, accepted or not.
 
-    Mutable state: ``_gone``; ``_waiting`` (the scope that a disconnect ends); ``_kept`` (messages taken,
-    not read yet); ``_size`` of their bodies; ``_asked`` (a receive on its way, which is not cancelled
-    while its message might be lost).
+    Mutable state: ``_gone``; ``_waiting`` (the scope that a disconnect ends); ``_kept`` (what was taken and
+    not read yet, also errors: a middleware refuses a large body by one); ``_size`` of the bodies;
+    ``_asked`` (a receive on its way, which is not cancelled while its message might be lost).
     """
 
     def __init__(self, connection: HTTPConnection) -> None:
@@ -38,7 +38,7 @@ class Watch:
         self._receive: Callable[[], Awaitable[_Message]] = either._receive
         self._gone = False
         self._waiting: asyncio.Timeout | None = None
-        self._kept: deque[_Message] = deque()
+        self._kept: deque[asyncio.Task[_Message]] = deque()
         self._size = 0
         self._asked: asyncio.Task[_Message] | None = None
         # Starlette has no public way to put a message back.
@@ -86,10 +86,12 @@ class Watch:
     def _on_message(self, asked: asyncio.Task[_Message]) -> None:
         if self._asked is asked:
             self._asked = None
-        if asked.cancelled() or asked.exception() is not None:
+        if asked.cancelled():
+            return
+        self._kept.append(asked)
+        if asked.exception() is not None:
             return
         message = asked.result()
-        self._kept.append(message)
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             self._gone = True
             if self._waiting is not None:
@@ -105,7 +107,7 @@ class Watch:
             await asyncio.wait({self._asked})
             await asyncio.sleep(0)  # its callback keeps the message
         if self._kept:
-            return self._kept.popleft()
+            return self._kept.popleft().result()
         return await self._receive()
 
     def end(self) -> None:

@@ -19,6 +19,7 @@ from fastapi import (
     Depends,
     FastAPI,
     Header,
+    HTTPException,
     Query,
     Request,
     Response,
@@ -27,6 +28,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import StreamingResponse
 from starlette.middleware import Middleware
 from starlette.routing import Mount
+from starlette.types import Message, Receive, Scope, Send
 
 import aiodlock
 from aiodlock import Client, Lease
@@ -317,6 +319,27 @@ async def test_body_is_not_stolen_while_waiting(served_app: FastAPI, serve: Serv
         go_on.set()
         answers = [await request for request in requests]
         assert [answer.json() for answer in answers] == [size, size + 10, size]
+
+
+async def test_body_that_a_middleware_refuses_while_it_is_received_is_refused(
+    app: FastAPI, serve: Serve
+) -> None:
+    @app.post("/raw")
+    async def raw(request: Request, lease: Annotated[Lease, Locked("orders:7")]) -> int:
+        return len(await request.body())
+
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        async def at_most_ten() -> Message:
+            message = await receive()
+            if len(message.get("body", b"")) > 10:
+                raise HTTPException(413)
+            return message
+
+        await app(scope, at_most_ten, send)
+
+    async with serve(limited) as http, asyncio.timeout(30):
+        assert (await http.post("/raw", content=b"x" * 9)).json() == 9
+        assert (await http.post("/raw", content=b"x" * 11)).status_code == 413
 
 
 async def test_lock_is_free_while_a_body_streams_and_background_tasks_run(
