@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
+from aiodlock._client import core_of
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.backends.postgres.sweeping import Sweeping
 from aiodlock.cli import _doctor_postgres, _init
@@ -706,6 +707,27 @@ async def test_sweep_goes_on_where_the_last_call_has_ended(empty: PostgresServer
         await caller.close()
 
 
+async def test_names_are_listed_in_pages(empty: PostgresServer) -> None:
+    """Of a million names one call took seconds, and extensions wait behind it on the same connection."""
+    install(empty)
+    caller = await asyncpg.connect(empty.url)
+    try:
+        await _make_names(caller, 3000, keep_until="10 ^ 15", key="number")
+        async with Client(empty.url) as client:
+            names = core_of(client).use().backend.names("*")
+            listed = [await anext(names)]
+            async with client.lock("z comes after the first page was read"):
+                listed += [name async for name in names]
+        assert len(listed) == len(set(listed)) == 3002
+        page = "aiodlock.names('aiodlock:l:', 'aiodlock:l;', 100)"
+        for _ in range(2):  # before and after the server has looked at the table
+            await pages_read(caller, page)  # the session reads the catalogs
+            assert await pages_read(caller, page) < 1000
+            await caller.execute("analyze aiodlock.name")
+    finally:
+        await caller.close()
+
+
 async def _make_names(
     caller: asyncpg.Connection, number: int, *, keep_until: str, key: str
 ) -> None:
@@ -750,7 +772,7 @@ async def test_functions_that_clients_call_have_the_settings_they_need(
 
 
 #: They seek no name's newest row.
-_READ_ALL_NAMES = {"names", "recorded", "versions"}
+_READ_ALL_NAMES = {"recorded", "versions"}
 
 
 async def pages_read(connection: Any, call: str) -> int:

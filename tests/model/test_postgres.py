@@ -337,8 +337,19 @@ def test_names_are_those_that_are_held_or_waited_for(database: Database) -> None
         for number, mode in enumerate(modes):
             run(turns.acquire(f"{turns.key} {number}", mode))
     run(free.leave(f"{free.key} 0"))
-    call = database.connection.fetch("select aiodlock.names('aiodlock:l:')")
-    assert {row[0] for row in database.do(call)} == {one.key, many.key}
+    run(many.acquire(f"{many.key} waiter", "x"))
+    for most in (1, 2, 100):
+        found: list[str] = []
+        after = "aiodlock:l:"
+        while True:
+            call = f"select * from aiodlock.names('{after}', 'aiodlock:l;', {most})"
+            rows = database.do(database.connection.fetch(call))
+            assert len(rows) <= most
+            if not rows:
+                break
+            found += [row["key"] for row in rows if row["used"]]
+            after = rows[-1]["key"]
+        assert found == sorted({one.key, many.key})
 
 
 def test_change_is_announced_to_those_that_listen_to_the_name(database: Database) -> None:

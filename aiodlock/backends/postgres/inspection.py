@@ -28,7 +28,11 @@ select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, 
 cross join lateral aiodlock.inspect(asked.key, $2) with ordinality found
 order by asked.number, found.ordinality
 """
-_NAMES = "select aiodlock.names($1) as key"
+_NAMES = "select * from aiodlock.names($1, $2, $3)"
+#: So many rows of each table are looked at for one page of names: some ms, for which extensions wait.
+_PAGE = 500
+#: So many names are inspected in one call: some 20 ms.
+_INSPECTED_AT_ONCE = 100
 
 
 class Inspection:
@@ -42,26 +46,29 @@ class Inspection:
     ) -> list[LockInfo]:
         await self._calls.up(hurry=True)
         keys = [self._calls.key(kind, name) for name in names]
-        rows = await self._calls.rows(_INSPECT, keys, queues)
         found: list[list[Any]] = [[] for _ in names]
-        for row in rows:
-            found[row["number"] - 1].append(row)
-        # Where the clock was set back, what was clamped for this answer has to be written.
-        behind = {
-            self._calls.key(kind, names[row["number"] - 1])
-            for row in rows
-            if row["what"] == "name" and row["ago_ms"]
-        }
+        behind: set[str] = set()
+        for first in range(0, len(keys), _INSPECTED_AT_ONCE):
+            some = keys[first : first + _INSPECTED_AT_ONCE]
+            for row in await self._calls.rows(_INSPECT, some, queues):
+                place = first + row["number"] - 1
+                found[place].append(row)
+                if row["what"] == "name" and row["ago_ms"]:
+                    behind.add(keys[place])
+        # Where the clock was set back, what was clamped for these answers has to be written.
         await asyncio.gather(*(self._calls.turn(f"look\t{key}") for key in behind))
         return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         await self._calls.up(hurry=True)
-        mine = self._calls.key(kind, "")
-        for row in await self._calls.rows(_NAMES, mine):
-            name = unquote(row["key"].removeprefix(mine))
-            if fnmatch.fnmatchcase(name, match):
-                yield name
+        mine = after = self._calls.key(kind, "")
+        until = mine[:-1] + ";"  # what comes next to the colon
+        while page := await self._calls.rows(_NAMES, after, until, _PAGE):
+            for row in page:
+                after = row["key"]
+                name = unquote(after.removeprefix(mine))
+                if row["used"] and fnmatch.fnmatchcase(name, match):
+                    yield name
 
     async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
         await self._calls.up(hurry=True)

@@ -1631,15 +1631,22 @@ begin
   end if;
 end $$;
 
--- The keys that are held, waited for or on record, and begin so.
-create function aiodlock.names(beginning text) returns setof text
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select n.key from aiodlock.name n where starts_with(n.key, beginning) and (n.lone > '' or cardinality(n.holders) > 0)
-  union
-  select w.key from aiodlock.waiter w where starts_with(w.key, beginning)
-  union
-  select r.key from aiodlock.record r where starts_with(r.key, beginning)
-$$;
+-- Keys between these two, in their order, and whether each is held, waited for or on record. A call looks at so many rows of
+-- each table at the most: extensions wait behind it. The next one goes on behind the last key; without any, there are no more.
+create function aiodlock.names(after text, until text, most integer) returns table (key text, used boolean)
+stable @called@ as $$
+begin
+  return query
+    select f.key, bool_or(f.used) from (
+      (select n.key, n.lone > '' or cardinality(n.holders) > 0 as used from aiodlock.name n
+        where n.key > after and n.key < until order by n.key limit most)
+      union all
+      (select w.key, true from aiodlock.waiter w where w.key > after and w.key < until order by w.key limit most)
+      union all
+      (select r.key, true from aiodlock.record r where r.key > after and r.key < until order by r.key limit most)
+      order by key, used desc limit most  -- of the last key, what uses it stands before the rest is cut off
+    ) f group by f.key order by f.key;
+end $$;
 
 revoke all on all functions in schema aiodlock from public;
 -- Each client needs these, and they tell little. To use the schema is a right of its own.

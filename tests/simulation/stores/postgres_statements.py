@@ -172,8 +172,8 @@ _BY_TEXT: dict[str, Callable[..., Any]] = {
         lambda session, key: [Row(result=session.server.recorded(key))]
     ),
     calls.rows_of(inspection._INSPECT, 2): _checked(_inspect),
-    calls.rows_of(inspection._NAMES, 1): _checked(
-        lambda session, beginning: [Row(key=key) for key in session.server.tables.keys(beginning)]
+    calls.rows_of(inspection._NAMES, 3): _checked(
+        lambda session, after, until, most: session.server.tables.page(after, until, most)
     ),
     calls.rows_of(waits._TELL, 4): _checked(_tell),
     calls.rows_of(waits._READ, 1): _checked(_waits),

@@ -221,12 +221,12 @@ class Tables:
 
     # -- what is read --------------------------------------------------------------------------------
 
-    def keys(self, beginning: str) -> list[str]:
-        return sorted(
-            key
-            for key, name in self.names.items()
-            if key.startswith(beginning) and (name.holders or name.waiters or name.record)
-        )
+    def page(self, after: str, until: str, most: int) -> list[Row]:
+        keys = sorted(key for key in self.names if after < key < until)[:most]
+        return [
+            Row(key=key, used=bool(name.holders or name.waiters or name.record))
+            for key, name in ((key, self.names[key]) for key in keys)
+        ]
 
     def tell_waits(
         self, now_us: int, by: str, serial: int, record: bytes | None, keep: int
