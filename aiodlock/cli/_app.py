@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
@@ -60,12 +61,21 @@ def aiodlock(
     """
 
 
+def _check_told(context: typer.Context, url: str) -> str:
+    """Refuse a variable that is set and empty: the default is another server on each host."""
+    source = context.get_parameter_source("url")
+    if source is not None and source.name == "DEFAULT" and "AIODLOCK_URL" in os.environ:
+        raise typer.BadParameter("AIODLOCK_URL is set, and empty: it names no store")
+    return url
+
+
 Url = Annotated[
     str,
     typer.Option(
         "--url",
         envvar="AIODLOCK_URL",
         metavar="URL",
+        callback=_check_told,
         help="The store that keeps the locks: redis://host:port/db. Several URLs with commas between "
         "them are a quorum.",
     ),

@@ -155,6 +155,15 @@ async def test_bad_input_gives_2(store: Store) -> None:
         assert (code, out.startswith("aiodlock: ")) == (2, True), out
 
 
+@pytest.mark.parametrize("words", [["ls"], ["run", "job", "--", "true"]])
+def test_variable_that_is_set_and_empty_names_no_store(words: list[str]) -> None:
+    """The default is another server on each host: a job would run on each."""
+    done = CliRunner().invoke(_app.app, words, env={"AIODLOCK_URL": ""})
+    assert (done.exit_code, "AIODLOCK_URL" in done.output) == (2, True), done.output
+    told = CliRunner().invoke(_app.app, ["ls", "--url", "memory://"], env={"AIODLOCK_URL": ""})
+    assert told.exit_code == 0, told.output
+
+
 @pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("rich", "cli")])
 def test_missing_packages_are_named(package: str, extra: str) -> None:
     code = (
