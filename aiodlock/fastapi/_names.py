@@ -245,19 +245,16 @@ class _Source:
         """
         if self.place == "body":
             return None
-        places: tuple[str, ...] = (self.place,)
-        if not self.field.place and self.place in ("query", "header"):
-            places = ("query", "header")
-        found = [value for place in places for value in self._given(connection, place)]
+        found = self._given(connection)
         if len(found) > 1:
             raise NameRefused(f"The parameter {self.field.name!r} is given more than once.")
         return found[0] if found else None
 
-    def _given(self, connection: HTTPConnection, place: str) -> list[Any]:
+    def _given(self, connection: HTTPConnection) -> list[Any]:
         keys = {self.field.name}.union(*(one.keys() for one in self.declared))
-        if place == "header":
+        if self.place == "header":
             keys = {key.lower() for key in keys} | {_as_header(key) for key in keys}
-        received = _received(connection, place)
+        received = _received(connection, self.place)
         if isinstance(received, Headers | QueryParams):
             return [value for key in keys for value in received.getlist(key)]
         return [received[key] for key in keys if key in received]

@@ -282,6 +282,25 @@ async def test_value_has_one_text(kind: Any, ways: list[str], text: str, client:
     assert [(one.status_code, one.json()) for one in answers] == [(200, f"x:{text}")] * len(ways)
 
 
+async def test_headers_that_every_caller_sends_are_no_second_value_of_the_query(
+    client: Client,
+) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.get("/")
+    async def handler(
+        host: str, origin: str, lease: Annotated[Lease, Locked("{host}:{origin}")]
+    ) -> str:
+        return lease.name
+
+    async with asking(app) as http:
+        answer = await http.get(
+            "/", params={"host": "a", "origin": "b"}, headers={"Origin": "https://test"}
+        )
+    assert (answer.status_code, answer.json()) == (200, "a:b")
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
