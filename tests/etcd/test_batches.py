@@ -11,10 +11,12 @@ import pytest
 from aiodlock import Client
 from aiodlock._errors import BackendError, BackendUnavailable
 from aiodlock._model import Granted
+from aiodlock.backends.etcd import exchange as x
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd import transactions
 from aiodlock.backends.etcd.batches import Batches
 from aiodlock.backends.etcd.recipe import Keys
+from aiodlock.backends.etcd.refusals import translate
 
 from ..scenes import bounded
 from .conftest import Direct
@@ -129,6 +131,33 @@ async def test_what_was_given_up_is_not_sent_again_when_its_batch_was_refused() 
     assert (await other).succeeded
     await asyncio.wait(tasks)
     assert sent == [2, 1]
+
+
+async def test_name_that_is_forbidden_is_refused_alone() -> None:
+    """A role may allow some names, and etcd refuses a transaction for one key of it."""
+
+    class Guarded:
+        described = "etcd"
+
+        async def call(self, _: object, request: m.TxnRequest) -> m.TxnResponse:
+            if b"forbidden" in request.encode():
+                denied = x.Status(x.PERMISSION_DENIED, "etcdserver: permission denied")
+                raise translate(denied, "etcd", entered=True, logs_in=False) from denied
+            answer = m.ResponseOp(response_txn=m.TxnResponse(succeeded=True))
+            return m.TxnResponse(m.Header(), True, [answer] * len(request.success))
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def start(call: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
+        tasks.add(asyncio.create_task(call(*args)))
+        return True
+
+    batches = Batches(Guarded(), start)  # type: ignore[arg-type]
+    calls = [batches.transact(key, _put(key, 10)) for key in (b"a", b"forbidden", b"z")]
+    first, refused, last = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, m.TxnResponse)
+    assert isinstance(refused, BackendUnavailable)
+    assert isinstance(last, m.TxnResponse)
 
 
 def test_size_of_a_request_is_never_told_too_small() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
 
 from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, Client
+from aiodlock._client import core_of
 from aiodlock._errors import LockError
+from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.recipe import Keys
+from aiodlock.backends.etcd.refusals import TokenEnded
+from aiodlock.backends.etcd.watching import Watches
 
 from ..ports import free_ports
 from ..scenes import bounded, until_waiting
@@ -309,6 +316,62 @@ async def test_member_that_carries_nothing_out_for_now_does_not_keep_a_client_fr
         url = f"etcd://127.0.0.1:{busy},{one_node.nodes[0].endpoint}"
         async with Client(url) as client, client.lock("name") as lease:
             assert lease.held
+
+
+def _forbid_middle(cluster: EtcdCluster) -> None:
+    """Let the user of the locks use every name but those that begin with ``m``."""
+    before, behind = Keys.of("mine", "lock", "m").base[:-1], Keys.of("mine", "lock", "n").base[:-1]
+    _as_root(cluster, "auth/role/revoke", role="locks", key="bWluZS8=", range_end="bWluZTA=")
+    for first, end in ((b"mine/", before), (behind, b"mine0")):
+        key, range_end = (base64.b64encode(one).decode() for one in (first, end))
+        permission = {"permType": "READWRITE", "key": key, "range_end": range_end}
+        _as_root(cluster, "auth/role/grant", name="locks", perm=permission)
+
+
+async def test_watch_that_is_forbidden_keeps_no_other_one_from_being_heard(
+    guarded: EtcdCluster,
+) -> None:
+    url = _login(guarded, "locker's pass")
+    async with Client(url, prefix="mine") as client, Client(url, prefix="mine") as other:
+        await asyncio.to_thread(_forbid_middle, guarded)
+        backend = core_of(client).use().backend
+        told, heard = asyncio.Event(), asyncio.Event()
+        over = [backend.observe("lock", "middle", told.set)]
+        async with bounded(20.0):
+            await told.wait()  # it is over for now, and tried again later
+            over.append(backend.observe("lock", "a", heard.set))
+            await heard.wait()  # it is watched
+            heard.clear()
+            async with other.lock("a"):
+                await heard.wait()
+        for end in over:
+            end()
+
+
+async def test_forbidden_watch_is_known_by_its_place_where_the_cluster_does_not_say_which_it_was() -> (
+    None
+):
+    """etcd 3.5 and later tell -1 instead of the watch that they refuse."""
+    watches = Watches(None)  # type: ignore[arg-type]
+    over: list[bytes] = []
+    for key in (b"a", b"forbidden", b"z"):
+        watches.watch(key, b"", 1, lambda *_: None, partial(over.append, key))
+    for told in ([], [b"forbidden"], [b"forbidden"]):
+        sent: asyncio.Queue[m.WatchRequest] = asyncio.Queue()
+        opened = asyncio.create_task(watches._send(sent.put))
+        async with bounded(5.0):
+            while True:
+                created = (await sent.get()).create_request
+                assert created is not None
+                if created.key == b"forbidden":
+                    with pytest.raises(TokenEnded):
+                        watches._heard(m.WatchResponse(watch_id=-1, created=True, canceled=True))
+                    break
+                watches._heard(m.WatchResponse(m.Header(1), created.watch_id, created=True))
+                if created.key == b"z":
+                    break
+        opened.cancel()
+        assert over == told
 
 
 async def test_who_was_never_let_write_is_told_at_once(guarded: EtcdCluster) -> None:

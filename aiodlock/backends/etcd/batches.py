@@ -17,6 +17,7 @@ from . import calls as api
 from . import messages as m
 from . import transactions
 from .link import Link
+from .refusals import Forbidden
 
 #: So many calls are on their way at most: what comes meanwhile goes out together.
 _FLYING = 16
@@ -127,9 +128,10 @@ class Batches:
         steps = [m.RequestOp(request_txn=request) for request, _, _ in batch]
         try:
             together = await self._link.call(api.TXN, m.TxnRequest(success=steps))
-        except BackendUnavailable as away:
-            _fail(batch, away)
-        except BackendError:
+        except BackendError as failed:
+            if isinstance(failed, BackendUnavailable) and not isinstance(failed, Forbidden):
+                _fail(batch, failed)
+                return
             # Nothing was carried out, because of one of them: each by itself. Not what was given up
             # meanwhile: its leave may have been carried out.
             for call in batch:

@@ -53,6 +53,10 @@ class Denied(BackendUnavailable):
         self.elsewhere: bool = elsewhere
 
 
+class Forbidden(Denied):
+    """The user's roles do not allow what one message asks: others may be allowed."""
+
+
 class NotNow(BackendUnavailable):
     """A member carries nothing out for now, as it has no leader or is too busy: another one may."""
 
@@ -110,7 +114,8 @@ def _of_status(code: int, text: str, where: str, *, entered: bool) -> BackendErr
             # Somebody has changed a user or a role: no token of before counts, if it is a JWT.
             return TokenEnded(f"{where} has refused: {text}")
         case x.PERMISSION_DENIED:
-            return denied(f"{where} has refused: {text}", entered=entered, elsewhere=False)
+            refused = f"{where} has refused: {text}"
+            return Forbidden(refused) if entered else BackendError(refused)
         case x.FAILED_PRECONDITION:
             return denied(f"{where} has refused: {text}", entered=entered)
         case _ if code in _REFUSALS:

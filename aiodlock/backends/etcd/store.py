@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..._backoff import pause_after
+from ..._backoff import pause_after, pauses
 from ..._clock import now
 from ..._errors import BackendUnavailable
 from ..._model import Capabilities, Kind, Mode, Terms
@@ -34,8 +34,9 @@ _logger = logging.getLogger("aiodlock")
 
 #: A name that nobody waits for any more is followed for so long (seconds).
 _LINGER = 2.0
-#: A watch that was refused is tried again after so long (seconds).
-_REWATCH = 0.5
+#: A watch that was refused is tried again after so long (seconds), and an observer's later from time to
+#: time: each refusal costs all watches a new stream.
+_REWATCH, _REWATCH_MOST = 0.5, 30.0
 _CLOSE_WITHIN = 0.5
 
 
@@ -283,13 +284,14 @@ class EtcdBackend(Asked):
         """Have ``changed`` called when the name's holder may have changed; return what ends that."""
         keys = self.cluster.keys(kind, name)
         watches: list[Watch] = []
+        pause = pauses(first=_REWATCH, longest=_REWATCH_MOST)
 
         def begin() -> None:
             watches.append(self.cluster.watches.watch(keys.base, keys.end, 0, heard, missed))
 
         def missed() -> None:
             if watches:
-                self.cluster.later(_REWATCH, begin_again)
+                self.cluster.later(next(pause), begin_again)
             changed()
 
         def begin_again() -> None:
@@ -298,6 +300,8 @@ class EtcdBackend(Asked):
                 begin()
 
         def heard(events: list[m.Event], revision: int) -> None:
+            nonlocal pause
+            pause = pauses(first=_REWATCH, longest=_REWATCH_MOST)
             changed()
 
         def end() -> None:

@@ -7,6 +7,7 @@ owner, who reads anew.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -18,9 +19,10 @@ from .refusals import TokenEnded
 
 
 class Watch:
-    """One range. ``start``: the revision from which on its changes are not known yet."""
+    """One range. ``start``: the revision from which on its changes are not known yet. ``refused``: the last
+    stream has refused it, perhaps because of its token."""
 
-    __slots__ = ("created", "end", "heard", "id", "key", "missed", "start")
+    __slots__ = ("created", "end", "heard", "id", "key", "missed", "refused", "start")
 
     def __init__(
         self,
@@ -38,13 +40,15 @@ class Watch:
         self.heard: Callable[[list[m.Event], int], None] = heard
         self.missed: Callable[[], None] = missed
         self.created: bool = False
+        self.refused: bool = False
 
 
 class Watches:
     """The stream and what is watched on it.
 
-    Mutable state: ``_watches`` by id, ``_unsent`` (messages for the stream), ``_first`` (set when the
-    stream has answered for the first time).
+    Mutable state: ``_watches`` by id, ``_unsent`` (messages for the stream), ``_asked`` (the ids that were
+    sent on this stream and not answered yet, in their order), ``_first`` (set when the stream has answered
+    for the first time).
     """
 
     def __init__(self, link: Link) -> None:
@@ -52,6 +56,7 @@ class Watches:
         self._watches: dict[int, Watch] = {}
         self._ids = count(1)
         self._unsent: asyncio.Queue[m.WatchRequest] = asyncio.Queue()
+        self._asked: deque[int] = deque()
         self._first = asyncio.Event()
 
     def watch(
@@ -95,17 +100,22 @@ class Watches:
         await self._link.stream(api.WATCH, self._send, self._heard)
 
     async def _send(self, send: Callable[[m.WatchRequest], Awaitable[None]]) -> None:
-        while not self._unsent.empty():
-            self._unsent.get_nowait()
-        for watch in list(self._watches.values()):
-            await send(_create(watch))
+        self._unsent = asyncio.Queue()
+        self._asked.clear()
+        for watch in self._watches.values():
+            self._unsent.put_nowait(_create(watch))
         while True:
-            await send(await self._unsent.get())
+            message = await self._unsent.get()
+            if message.create_request is not None:
+                self._asked.append(message.create_request.watch_id)
+            await send(message)
 
     def _heard(self, answer: m.WatchResponse) -> None:
+        asked = self._asked.popleft() if answer.created and self._asked else 0
         if answer.canceled and answer.created:
-            # A stream has the user's token of when it was opened, and etcd looks at it for each watch. Once
-            # it has refused one, 3.4 reads nothing more from the stream; 3.5 does not say which it was.
+            # Once it has refused a watch, 3.4 reads nothing more from the stream. 3.5 does not say which it
+            # was: the first that was not answered.
+            self._on_refused(self._watches.get(asked))
             raise TokenEnded(f"a watch was refused: {answer.cancel_reason}")
         if answer.created and not answer.watch_id:
             # Ours begin with 1. It tells changes under numbers of its own, and renews leases when it likes.
@@ -124,7 +134,7 @@ class Watches:
             watch.missed()
             return
         if answer.created:
-            watch.created = True
+            watch.created, watch.refused = True, False
             if not watch.start:
                 watch.start = revision + 1
                 watch.heard([], revision)
@@ -134,6 +144,16 @@ class Watches:
             last = max((e.kv.mod_revision for e in events if e.kv), default=watch.start - 1)
             watch.start = max(watch.start, last + 1)
             watch.heard(events, last)
+
+    def _on_refused(self, watch: Watch | None) -> None:
+        """A stream has the user's token of when it was opened, and etcd looks at it for each watch. What
+        the next stream refuses, too, the user may not watch: its owner is told, and the others go on."""
+        if watch is None:
+            return
+        if watch.refused:
+            del self._watches[watch.id]
+            watch.missed()
+        watch.refused = True
 
 
 def _create(watch: Watch) -> m.WatchRequest:
