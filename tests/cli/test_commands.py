@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import aiodlock
 from aiodlock.cli import _app, _show
 
+from .. import forked
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, STARTING, until_waiting
 from ..servers import Store
@@ -134,8 +135,11 @@ async def test_store_away_gives_69() -> None:
 
     async def ends(*command: str) -> None:
         url = ["--url", "unix:///nowhere/at/all"]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodlock", command[0], *url, *command[1:]),
+        process = await forked.start(
+            "aiodlock",
+            command[0],
+            *url,
+            *command[1:],
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -258,8 +262,11 @@ async def test_output_that_fails_is_no_finding(store: Store, output: str) -> Non
 
 
 async def test_reader_that_has_seen_enough_ends_top_without_a_word(store: Store) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", "top", "--interval", "0.05"),
+    process = await forked.start(
+        "aiodlock",
+        "top",
+        "--interval",
+        "0.05",
         env={**os.environ, "AIODLOCK_URL": store.url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

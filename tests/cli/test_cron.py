@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from .. import forked
 from ..scenes import STARTING
 from ..servers import Store
 
@@ -89,8 +89,8 @@ class Host:
 
 @asynccontextmanager
 async def host(url: str) -> AsyncIterator[Host]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.cli.cron_host"),
+    process = await forked.start(
+        "tests.cli.cron_host",
         env={**os.environ, "AIODLOCK_URL": url},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

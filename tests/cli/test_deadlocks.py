@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 
 import pytest
 
+from .. import forked
 from ..conftest import MakeClient
 from ..scenes import until
 from ..servers import Store
@@ -17,8 +17,10 @@ pytestmark = pytest.mark.stores("valkey9")
 
 
 async def call(store: Store, *options: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", "deadlocks", *options),
+    process = await forked.start(
+        "aiodlock",
+        "deadlocks",
+        *options,
         env={**os.environ, "AIODLOCK_URL": store.url},
         stdout=asyncio.subprocess.PIPE,
     )

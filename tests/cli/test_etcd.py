@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 
 import pytest
 
 from aiodlock import Client
 
+from .. import forked
 from ..etcd.servers import find_etcd
 from ..servers import Servers
 
@@ -17,13 +17,7 @@ pytestmark = pytest.mark.skipif(find_etcd() is None, reason="etcd is not install
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aiodlock", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forked.run("aiodlock", *words, capture_output=True, timeout=60)
 
 
 async def test_people_see_and_break_locks(servers: Servers) -> None:

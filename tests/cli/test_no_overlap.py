@@ -22,6 +22,7 @@ import aiodlock
 from aiodlock._clock import CLOCK, now
 from aiodlock.cli import _guardian
 
+from .. import forked
 from ..scenes import STARTING
 from ..servers import embedded
 from .test_run import alive, guardian_of, until_dead
@@ -70,8 +71,10 @@ class Scene:
     async def queue(self, seconds: float, *, ttl: float = _TTL) -> asyncio.subprocess.Process:
         """Start one more, and wait until it holds or waits."""
         with (self._folder / f"{len(self.runs)}.err").open("w") as err:
-            run = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "aiodlock", "run", "job"),
+            run = await forked.start(
+                "aiodlock",
+                "run",
+                "job",
                 *("--ttl", str(ttl), "--margin", "1", "--"),
                 *(sys.executable, "-S", str(self._folder / "child.py"), str(self._folder)),
                 *(str(len(self.runs)), str(seconds)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
+from .. import forked
 from ..conftest import MakeClient
 from ..servers import Store
 
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.stores("valkey9")
 
 
 async def aiodlock(store: Store, *arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", *arguments),
+    process = await forked.start(
+        "aiodlock",
+        *arguments,
         env={**os.environ, "AIODLOCK_URL": store.url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import asyncpg
@@ -15,6 +14,7 @@ from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.cli import _doctor_postgres, _init
 
+from .. import forked
 from ..pooler import Pooler
 from ..postgres import PostgresServer
 from ..servers import PGBOUNCER, Servers, installed, postgres_server
@@ -24,13 +24,7 @@ _SCHEMA_2 = Path(__file__).parents[1] / "compat" / "postgres_schema_2.sql"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aiodlock", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forked.run("aiodlock", *words, capture_output=True, timeout=60)
 
 
 @pytest.fixture

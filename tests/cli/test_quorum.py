@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 
@@ -15,6 +14,7 @@ import aiodlock
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.cli._source import read_source
 
+from .. import forked
 from ..scenes import PATIENCE
 
 
@@ -59,8 +59,9 @@ def servers() -> Iterator[list[EmbeddedServer]]:
 
 async def call(servers: list[EmbeddedServer], *arguments: str) -> tuple[int | None, str]:
     """Run a command on the quorum in a process of its own; return exit code and output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", *arguments),
+    process = await forked.start(
+        "aiodlock",
+        *arguments,
         env=os.environ | {"AIODLOCK_URL": ",".join(server.url for server in servers)},
         stdout=asyncio.subprocess.PIPE,
     )

@@ -13,12 +13,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aiodlock
 from aiodlock.cli import _guardian
 
+from .. import forked
 from ..conftest import MakeClient
 from ..scenes import BRIEF, STARTING, stalls, takes, until, until_waiting
 from ..servers import Store
@@ -49,18 +51,21 @@ time.sleep(60)
 async def start(store: Store, tmp_path: Path) -> AsyncIterator[Start]:
     """Give a way to start ``aiodlock run`` with options; all are ended when the test ends."""
     started: list[asyncio.subprocess.Process] = []
-    environment = {**os.environ, "AIODLOCK_URL": store.url, "PIDS": str(tmp_path / "pids")}
-    environment.pop("PYTHONUNBUFFERED", None)  # it hides what fails at the exit
 
     async def start(
-        *arguments: str, shell: str = 'exec "$@"', stderr: int = asyncio.subprocess.PIPE
+        *arguments: str, shell: str | None = None, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", shell, "sh", sys.executable, "-m", "aiodlock", "run", *arguments),
-            env=environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stderr,
-        )
+        environment = {**os.environ, "AIODLOCK_URL": store.url, "PIDS": str(tmp_path / "pids")}
+        environment.pop("PYTHONUNBUFFERED", None)  # it hides what fails at the exit
+        pipes: Any = {"stdout": asyncio.subprocess.PIPE, "stderr": stderr}
+        if shell is None:
+            process = await forked.start("aiodlock", "run", *arguments, env=environment, **pipes)
+        else:
+            process = await asyncio.create_subprocess_exec(
+                *("sh", "-c", shell, "sh", sys.executable, "-m", "aiodlock", "run", *arguments),
+                env=environment,
+                **pipes,
+            )
         started.append(process)
         return process
 
@@ -90,8 +95,10 @@ def start_mute(start: Start, request: pytest.FixtureRequest) -> Iterator[Start]:
     is not open."""
     reader, broken = os.pipe()
     os.close(reader)
-    shell = {"broken": 'exec "$@"', "full": 'exec "$@" 2>/dev/full', "closed": 'exec "$@" 2>&-'}
-    yield functools.partial(start, shell=shell[request.param], stderr=broken)
+    with open("/dev/full", "wb") as full:
+        stderr = full.fileno() if request.param == "full" else broken
+        shell = 'exec "$@" 2>&-' if request.param == "closed" else None
+        yield functools.partial(start, shell=shell, stderr=stderr)
     os.close(broken)
 
 
@@ -433,11 +440,13 @@ async def test_guardian_that_dies_before_it_has_read_all_takes_the_command_along
     pids = await pids_of(process, tmp_path)
     guardian = await guardian_of(pids[0])
     os.kill(guardian, signal.SIGSTOP)
-    assert await client.break_lock("job") == 1
-    assert process.stderr is not None
-    # It is told before the user is; what it has not read makes an error of its end.
-    assert json.loads(await process.stderr.readline())["event"] == "losing"
-    os.kill(guardian, signal.SIGKILL)
+    try:
+        assert await client.break_lock("job") == 1
+        assert process.stderr is not None
+        # It is told before the user is; what it has not read makes an error of its end.
+        assert json.loads(await process.stderr.readline())["event"] == "losing"
+    finally:
+        os.kill(guardian, signal.SIGKILL)
     assert await process.wait() == 76
     assert not alive(pids)
 
@@ -609,14 +618,14 @@ async def test_descriptors_above_1023_are_no_limit(start: Start) -> None:
 
 @pytest.mark.parametrize(("text", "code"), [("echo ran $1; exit 9\n", 9), ("", 0), ("\0\0\0", 126)])
 async def test_script_without_a_first_line_runs_as_in_a_shell(
-    start: Start, tmp_path: Path, text: str, code: int
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int
 ) -> None:
     script = tmp_path / "script"
     script.write_text(text)
     script.chmod(0o755)
-    shell = f'PATH="{tmp_path}:$PATH" exec "$@"'
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in (str(script), "script"):
-        process = await start("job", "--", name, "word", shell=shell)
+        process = await start("job", "--", name, "word")
         out, told = await process.communicate()
         assert process.returncode == code, told.decode()
         assert out.decode() == ("ran word\n" if code == 9 else "")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +14,7 @@ import pytest
 
 import aiodlock
 
+from .. import forked
 from ..scenes import STARTING
 from ..servers import Store
 
@@ -25,8 +25,12 @@ pytestmark = pytest.mark.stores("valkey9")
 async def served(
     store: Store, *options: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", "web", "--port", "0", *options),
+    process = await forked.start(
+        "aiodlock",
+        "web",
+        "--port",
+        "0",
+        *options,
         env={**os.environ, "AIODLOCK_URL": store.url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -70,8 +74,13 @@ async def test_page_breaks_where_that_is_allowed(store: Store, client: aiodlock.
 async def test_port_that_is_taken_is_named(store: Store) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodlock", "web", "--port", port, "--url", store.url),
+        process = await forked.start(
+            "aiodlock",
+            "web",
+            "--port",
+            port,
+            "--url",
+            store.url,
             stderr=asyncio.subprocess.PIPE,
         )
         _, said = await process.communicate()

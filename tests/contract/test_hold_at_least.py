@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
 from aiodlock.backends.kept_place import KeptPlace
 
+from .. import forked
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, STARTING, until
 from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, REAL, SCRIPTED, SENTINEL, Store
@@ -187,10 +187,8 @@ SERVERS = (*REAL, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
 
 @asynccontextmanager
 async def process(store: Store, *names: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    module = ("-m", "tests.contract.hold_process", store.url, *names)
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, *module, stdout=asyncio.subprocess.PIPE
-    )
+    module = ("tests.contract.hold_process", store.url, *names)
+    started = await forked.start(*module, stdout=asyncio.subprocess.PIPE)
     try:
         yield started
     finally:

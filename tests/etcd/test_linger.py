@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from aiodlock._request import State
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd.store import EtcdBackend
 
+from .. import forked
 from ..ports import free_ports
 from ..scenes import PATIENCE, STARTING, until, until_waiting
 from .cuts import Cut
@@ -158,8 +158,11 @@ async def test_killed_while_idle_it_costs_what_a_dead_holder_costs(
     one_node: EtcdCluster,
 ) -> None:
     (node,), name = one_node.nodes, f"killed {next(_numbers)}"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fault.lingerer", f"etcd://{node.endpoint}", name, "2"),
+    process = await forked.start(
+        "tests.fault.lingerer",
+        f"etcd://{node.endpoint}",
+        name,
+        "2",
         cwd=Path(__file__).parents[2],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import aiodlock
 
+from .. import forked
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..scenes import STARTING, granted_at
@@ -32,9 +32,10 @@ async def hold(real_store: Store) -> AsyncIterator[Hold]:
     processes: list[asyncio.subprocess.Process] = []
 
     async def start(waiters: int = 0, waiter_ttl: float = 10.0) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.fault.holder", real_store.url, "name"),
+        process = await forked.start(
+            "tests.fault.holder",
+            real_store.url,
+            "name",
             *(str(TTL), str(waiters), str(waiter_ttl)),
             cwd=Path(__file__).parents[2],
             stdout=asyncio.subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE, Script
 
+from .. import forked
 from ..conftest import MakeClient
 from ..inside import session_of
 from ..protocol.direct import Direct
@@ -34,8 +34,11 @@ async def start(real_store: Store) -> AsyncIterator[Start]:
     processes: list[asyncio.subprocess.Process] = []
 
     async def start() -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.fault.lingerer", real_store.url, "name", str(TTL)),
+        process = await forked.start(
+            "tests.fault.lingerer",
+            real_store.url,
+            "name",
+            str(TTL),
             cwd=Path(__file__).parents[2],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

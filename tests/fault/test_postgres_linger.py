@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from aiodlock import Client
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
+from .. import forked
 from ..inside import session_of
 from ..postgres import PostgresServer
 from ..scenes import PATIENCE, STARTING, store_of, until, until_waiting
@@ -53,8 +53,11 @@ class Lingerer:
 
 @asynccontextmanager
 async def lingerer(url: str) -> AsyncIterator[Lingerer]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fault.lingerer", url, NAME, str(TTL)),
+    process = await forked.start(
+        "tests.fault.lingerer",
+        url,
+        NAME,
+        str(TTL),
         cwd=Path(__file__).parents[2],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
+from .. import forked
 from ..postgres import PostgresServer
 from ..scenes import STARTING
 from ..servers import installed, postgres_server
@@ -58,8 +58,11 @@ pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is n
 
 @asynccontextmanager
 async def worker(url: str, database: Path, seed: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fault.postgres_worker", url, str(database), str(seed)),
+    process = await forked.start(
+        "tests.fault.postgres_worker",
+        url,
+        str(database),
+        str(seed),
         cwd=Path(__file__).parents[2],
         stdout=asyncio.subprocess.PIPE,
     )
@@ -82,9 +85,11 @@ async def one_after_the_other(url: str, database: Path, seed: int) -> None:
 
 
 async def until_granted(database: Path, count: int) -> None:
-    with closing(sqlite3.connect(database)) as db:
-        while db.execute("SELECT count(*) FROM grants").fetchone()[0] < count:
-            await asyncio.sleep(0.1)
+    granted = 0
+    while granted < count:
+        await asyncio.sleep(0.1)
+        with closing(sqlite3.connect(database)) as db:  # not open while another process is forked
+            (granted,) = db.execute("SELECT count(*) FROM grants").fetchone()
 
 
 async def until_nothing_is_left(server: PostgresServer) -> None:

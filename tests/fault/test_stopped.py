@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import aiodlock
 from aiodlock._clock import now
 from aiodlock.backends.redis.scripts import LEAVE
 
+from .. import forked
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import STARTING
@@ -34,9 +34,12 @@ async def start(real_store: Store) -> AsyncIterator[Start]:
     processes: list[asyncio.subprocess.Process] = []
 
     async def start(ttl: float = TTL, waiter_ttl: float = 10.0) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.fault.body", real_store.url, "name", str(ttl), str(waiter_ttl)),
+        process = await forked.start(
+            "tests.fault.body",
+            real_store.url,
+            "name",
+            str(ttl),
+            str(waiter_ttl),
             cwd=Path(__file__).parents[2],
             stdout=asyncio.subprocess.PIPE,
         )

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import aiodlock
 
+from .. import forked
 from ..scenes import STARTING, until
 from ..servers import Servers, Store
 from .once_worker import KEEP, TTL
@@ -134,8 +135,8 @@ class Trial:
 
     @asynccontextmanager
     async def _witness(self) -> AsyncIterator[None]:
-        module = ("-m", "tests.integration.once_witness", str(self._socket), str(self._log))
-        witness = await asyncio.create_subprocess_exec(sys.executable, *module)
+        module = ("tests.integration.once_witness", str(self._socket), str(self._log))
+        witness = await forked.start(*module)
         try:
             await until(self._socket.exists, "the witness", within=STARTING)
             yield
@@ -150,8 +151,8 @@ class Trial:
     async def _start(self) -> None:
         self._started += 1
         words = (self._store.url, str(self._socket), str(self._started), str(self._keys))
-        module = ("-m", "tests.integration.once_worker", *words)
-        self._workers.append(await asyncio.create_subprocess_exec(sys.executable, *module))
+        module = ("tests.integration.once_worker", *words)
+        self._workers.append(await forked.start(*module))
 
     def _one_that_runs(self) -> asyncio.subprocess.Process | None:
         running = [worker for worker in self._workers if worker.returncode is None]

@@ -7,7 +7,6 @@ fair lock (RedissonFairLockTest) are each named where they are; they are told in
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from aiodlock import AcquireTimeout, BackendUnavailable, Client, Lease, Lock
 
+from .. import forked
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..scenes import (
@@ -52,8 +52,10 @@ async def stand(real_store: Store) -> AsyncIterator[Stand]:
     async def start(
         *modes: str, ttl: float = TTL, waiter_ttl: float = TTL
     ) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.integration.standing", real_store.url, NAME),
+        process = await forked.start(
+            "tests.integration.standing",
+            real_store.url,
+            NAME,
             *(str(ttl), str(waiter_ttl), *modes),
             cwd=Path(__file__).parents[2],
             stdout=asyncio.subprocess.PIPE,

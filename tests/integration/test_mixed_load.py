@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from .. import forked
 from ..scenes import STARTING, queued_for
 from ..servers import Store
 from .history import History, Life, monitored
@@ -77,8 +77,9 @@ class Crowd:
                 await process.wait()
 
     async def _start(self, number: int) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.integration.reader_writer", self._store.url),
+        process = await forked.start(
+            "tests.integration.reader_writer",
+            self._store.url,
             *(str(number), str(self._readers), str(TASKS), str(self._folder / f"{number}.log")),
             cwd=Path(__file__).parents[2],
             stdin=asyncio.subprocess.PIPE,

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aiodlock.backends.redis.scripts import ACQUIRE
+from tests import forked
 from tests.integration.worker import SCHEMA
 from tests.servers import Store
 
@@ -59,10 +59,10 @@ async def contend(
     # So that the server knows the scripts and each request is one EVALSHA.
     raw = await store.raw()
     await raw.script_load(ACQUIRE.source.decode())
-    command = (sys.executable, "-m", "tests.integration.worker", store.url, str(database))
+    command = ("tests.integration.worker", store.url, str(database))
     async with arrivals(store) as seen:
         running = [
-            await asyncio.create_subprocess_exec(
+            await forked.start(
                 *command,
                 *(str(seed), str(tasks), str(turns), str(readers)),
                 stdin=asyncio.subprocess.PIPE,

@@ -23,6 +23,7 @@ from pathlib import Path
 from aiodlock._clock import now
 from aiodlock._embedded import find_valkey9
 
+from .. import forked
 from .servers import SentinelService
 from .witness import Verdict, beginnings, create, judge
 
@@ -47,10 +48,8 @@ async def contending(
     workers: list[Process] = []
     try:
         for _ in range(processes):
-            command = (sys.executable, "-m", "tests.topology.worker", *arguments)
-            workers.append(
-                await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=_ROOT)
-            )
+            command = ("tests.topology.worker", *arguments)
+            workers.append(await forked.start(*command, stdin=PIPE, stdout=PIPE, cwd=_ROOT))
         for worker in workers:
             assert worker.stdout is not None
             assert await worker.stdout.readline() == b"ready\n"

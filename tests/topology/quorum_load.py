@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 from asyncio.subprocess import PIPE, Process
 from bisect import bisect_right
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from aiodlock._clock import now
 from aiodlock._embedded import EmbeddedServer
 
+from .. import forked
 from ..proxy import FaultProxy
 from ..scenes import stalls
 from .witness import create
@@ -94,12 +94,10 @@ async def contending(
     workers: list[Process] = []
     try:
         for _ in range(processes):
-            command = (sys.executable, "-m", "tests.topology.quorum_worker", *arguments)
+            command = ("tests.topology.quorum_worker", *arguments)
             # What a worker tells of its turns is one long line.
             workers.append(
-                await asyncio.create_subprocess_exec(
-                    *command, stdin=PIPE, stdout=PIPE, cwd=_ROOT, limit=2**26
-                )
+                await forked.start(*command, stdin=PIPE, stdout=PIPE, cwd=_ROOT, limit=2**26)
             )
         for worker in workers:
             assert worker.stdout is not None

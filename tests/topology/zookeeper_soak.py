@@ -24,6 +24,7 @@ from pathlib import Path
 
 from aiodlock._clock import now
 
+from .. import forked
 from ..scenes import until
 from ..zookeeper import ZooKeeperEnsemble, left
 from .load import until_turns
@@ -43,14 +44,14 @@ class Crew:
 
     def __init__(self, url: str, store: Path) -> None:
         arguments = (url, str(store), str(_TASKS), "0", str(_TTL))
-        self._command = (sys.executable, "-m", "tests.topology.worker", *arguments)
+        self._command = ("tests.topology.worker", *arguments)
         self._working: list[Process] = []
         self.told: Counter[str] = Counter()
 
     async def hire(self) -> None:
         """Add one process; it enters its client when that can be done."""
         while True:
-            one = await asyncio.create_subprocess_exec(
+            one = await forked.start(
                 *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=_ROOT
             )
             assert one.stdout is not None
