@@ -187,7 +187,7 @@ DEADLOCK_VARIANTS = {
         ),
         ("false",),
         kind=Deadlocks,
-        seed=30,
+        seed=75,
     ),
     "deadlocks: tokens are not compared": Variant(
         both(

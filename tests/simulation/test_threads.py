@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -27,22 +28,18 @@ def collected() -> None:
 
 
 def test_promises_hold_for_threads() -> None:
-    for seed in range(15):
-        outcome = run_seed(seed, kind=Threads)
+    simulations: list[Any] = []
+    for seed in range(20):
+        outcome = run_seed(seed, simulations.append, Threads)
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --threads --store memory --seed {seed}\n{outcome}"
         )
-
-
-def test_there_is_something_to_look_at() -> None:
-    seen = {"interrupted": 0, "on_lost": 0, "grants": 0}
-    for seed in range(20):
-        simulation = Threads(seed)
-        simulation.run()
-        seen["grants"] += simulation.checkers.grants
-        for what in ("interrupted", "on_lost"):
-            seen[what] += simulation.seen[what]
-    assert all(seen.values()), seen
+    seen = {
+        "grants": sum(simulation.checkers.grants for simulation in simulations),
+        "interrupted": sum(simulation.seen["interrupted"] for simulation in simulations),
+        "on_lost": sum(simulation.seen["on_lost"] for simulation in simulations),
+    }
+    assert all(seen.values()), f"there was nothing to look at: {seen}"
 
 
 @pytest.mark.parametrize("seed", [3, 5])

@@ -807,7 +807,7 @@ VARIANTS = {
         ("keys",),
     ),
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
-    "a hint is forgotten for an older answer": Variant(_forget_hints, ("hint",), seed=71),
+    "a hint is forgotten for an older answer": Variant(_forget_hints, ("hint",), seed=88),
     "heads that look late": Variant(_look_late, ("idle",), seed=26),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
     "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=27),
@@ -816,7 +816,7 @@ VARIANTS = {
         _guess_whose_block_ends, ("told",), seed=4
     ),
     "a block is known by its task alone": Variant(
-        _forget_who_entered, ("failure",), seed=10, kind=Habits
+        _forget_who_entered, ("failure",), seed=88, kind=Habits
     ),
     "the first block that is left disarms the body": Variant(
         _disarm_with_the_first_block, ("told",), seed=3
@@ -889,7 +889,7 @@ VARIANTS = {
         ),
         ("liveness",),
         kind=QuorumSimulation,
-        seed=53,
+        seed=92,
     ),
     "quorum: votes by owner stay": Variant(
         _both(
@@ -956,7 +956,7 @@ VARIANTS = {
         _believe_strangers, ("stranger",), kind=FailoverSimulation
     ),
     "failover: a host name is looked up once": Variant(
-        _look_names_up_once, ("exclusion", "apart", "leak"), kind=FailoverSimulation, seed=15
+        _look_names_up_once, ("exclusion", "apart", "leak"), kind=FailoverSimulation, seed=44
     ),
     "failover: connections not compared": Variant(
         _keep_apart, ("apart",), kind=FailoverSimulation, seed=375

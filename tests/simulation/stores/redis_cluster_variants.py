@@ -59,7 +59,9 @@ def _asks_the_nodes_on_demand(self: Topology) -> float | None:
 #: Where the search for what is caught less often begins.
 _BEGIN = {
     "identity is not asked": 8,
-    "every node is believed": 8,
+    "every node is believed": 16,
+    "a subscription stays where the slot was": 37,
+    "deadlines count from the answer": 6,
     "nobody asks about a waiter whose channel is subscribed to": 25,
     "owners are only asked for when somebody notices": 230,
 }
