@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis.utils
 import trustme
+from fakeredis.aioredis import FakeRedis
 from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import Sentinel
@@ -430,3 +431,14 @@ def test_unsupported_kinds_name_the_stores_that_have_them() -> None:
         client.once("x", keep=1)
     with pytest.raises(Unsupported, match="PostgreSQL or memory"):
         client.semaphore("x", 1, resize=True)
+
+
+def test_ready_client_without_a_port_is_told() -> None:
+    with pytest.raises(ValueError, match="source must have a port, not None"):
+        Client(Redis(port=None))  # type: ignore[arg-type]
+
+
+async def test_name_of_a_fake_server_is_no_host() -> None:
+    fake = FakeRedis.from_url("redis://a..b")
+    async with Client(fake) as client, client.lock("name") as lease:
+        assert lease.held

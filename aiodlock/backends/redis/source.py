@@ -76,7 +76,8 @@ class Source:
         self.remap = remap
         #: Two sources with the same are the same server, or one database of it each.
         self.address: tuple[object, ...] = _address_of(self._kwargs)
-        check_host(self.place[0])
+        if self._is_looked_up:
+            check_host(self.place[0])
 
     @classmethod
     def from_url(cls, url: str) -> Source:
@@ -113,7 +114,16 @@ class Source:
     @property
     def place(self) -> Address:
         """The host and the port that are dialled."""
-        return str(self._kwargs.get("host", "localhost")), int(self._kwargs.get("port", 6379))
+        return _place_of(self._kwargs)
+
+    @property
+    def _is_looked_up(self) -> bool:
+        """Whether a resolver is asked for the host. What connects in another way than redis-py (fakeredis,
+        say) may have a name that no resolver knows."""
+        own, redis_py = (
+            getattr(one, "_connect", None) for one in (self._class, connection.Connection)
+        )
+        return own is redis_py and "path" not in self._kwargs
 
     def at(self, host: str, port: int) -> Source:
         """Return the same settings for another server. What it is called is where it says that it is."""
@@ -146,14 +156,8 @@ class Source:
             self._lookup.suspect()
 
     async def look_up(self) -> None:
-        """Wait until the resolver knows the server's name: a dial would take a thread of the loop's.
-
-        What connects in another way than redis-py (fakeredis, say) may have a name that no resolver knows.
-        """
-        own, redis_py = (
-            getattr(one, "_connect", None) for one in (self._class, connection.Connection)
-        )
-        if self._lookup is None and own is redis_py and "path" not in self._kwargs:
+        """Wait until the resolver knows the server's name: a dial would take a thread of the loop's."""
+        if self._lookup is None and self._is_looked_up:
             await resolve(*self.place)
 
     @property
@@ -206,8 +210,16 @@ def _calling_itself_redis_py() -> dict[str, Any]:
 def _address_of(settings: dict[str, Any]) -> tuple[object, ...]:
     if "path" in settings:
         return "unix", settings["path"]
-    host = str(settings.get("host", "localhost")).lower().rstrip(".")
-    return host, int(settings.get("port", 6379))
+    host, port = _place_of(settings)
+    return host.lower().rstrip("."), port
+
+
+def _place_of(settings: dict[str, Any]) -> Address:
+    host, port = settings.get("host", "localhost"), settings.get("port", 6379)
+    try:
+        return str(host), int(port)
+    except (TypeError, ValueError):
+        raise ValueError(f"source must have a port, not {port!r}") from None
 
 
 def _without_secrets(url: str) -> str:
