@@ -18,6 +18,7 @@ where the lock was acquired.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,13 +29,14 @@ except ImportError as _missing:
         "aiodlock.otel needs OpenTelemetry's API: pip install 'aiodlock[otel]'"
     ) from _missing
 
-from ._client import Client
+from ._client import Client, core_of
 from ._errors import LockError, LossReason
 from ._hooks import Hooks
 from ._model import RequestInfo
 
 __all__ = ["instrument"]
 
+_logger = logging.getLogger("aiodlock")
 _NAME = "aiodlock"
 #: From a round trip to the length of a job; the defaults are made for milliseconds.
 _SECONDS = (0.0005, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0)
@@ -49,7 +51,8 @@ def instrument(
 ) -> None:
     """Let a client report metrics and spans, from now on and for its whole life.
 
-    Requests and leases that the client has already are not reported.
+    Requests and leases that the client has already are not reported. Another call for the same client does
+    nothing, with a warning.
 
     ```python
     import aiodlock.otel
@@ -65,6 +68,10 @@ def instrument(
     """
     if label is not None and not callable(label):
         raise TypeError(f"label must be a function that gets a lock's name, not {label!r}")
+    if any(isinstance(one, _Reporter) for one in core_of(client).hooks):
+        # As OpenTelemetry's own instrumentations do: all would be counted twice.
+        _logger.warning("%r is instrumented already: this call does nothing", client)
+        return
     client.add_hooks(
         _Reporter(
             metrics.get_meter(_NAME, meter_provider=meter_provider),

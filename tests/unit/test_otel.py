@@ -271,3 +271,16 @@ async def test_label_that_raises_leaves_no_gauge_behind(
 def test_label_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="label must be a function"):
         otel.instrument(aiodlock.Client("memory://"), label="order")  # type: ignore[arg-type]
+
+
+async def test_client_that_is_instrumented_twice_counts_once(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aiodlock.Client("memory://") as client:
+        for _ in range(2):
+            otel.instrument(
+                client, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers
+            )
+        async with client.lock("order:42"):
+            assert [point.value for point in telemetry.points()["aiodlock.held"]] == [1]
+    assert sum("instrumented already" in record.message for record in caplog.records) == 1
