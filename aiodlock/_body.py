@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import CoroutineType, FrameType, TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
@@ -20,6 +20,7 @@ from ._session import Session
 from ._tasks import running_loop, task_of
 
 _Task = asyncio.Task[Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Body:
@@ -223,6 +224,15 @@ class _Nothing(Coroutine[Any, Any, None]):
 
 
 NOTHING: CoroutineType[Any, Any, None] = _Nothing()  # type: ignore[assignment]
+
+
+def coroutine_function(function: _F) -> _F:
+    """Mark what returns a coroutine without being ``async``, for ``unittest.mock``: else a mock of its
+    class cannot be entered."""
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(function)
+    function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return function
 
 
 def block_meant(tasks: Sequence[_Task]) -> int | None:

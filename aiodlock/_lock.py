@@ -9,7 +9,7 @@ from typing import Any, Never
 
 from . import _short_way
 from ._acquisition import Acquisition, release_handle
-from ._body import NOTHING, Blocks
+from ._body import NOTHING, Blocks, coroutine_function
 from ._core import Core
 from ._description import Description
 from ._errors import AcquireTimeout, NotHeld, WouldBlock
@@ -183,6 +183,7 @@ class Acquirable:
         self._entered.enter(acquired.arm(None if whose is None else whose()), acquired)
         return Lease(acquired)
 
+    @coroutine_function
     def __aexit__(
         self,
         exc_type: type[BaseException] | None,

@@ -6,9 +6,11 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
+import aiodlock
 from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, LockLost, sync
 from aiodlock.testing import (
     drop_next_notice,
@@ -197,3 +199,12 @@ def test_what_is_no_client_for_tasks_is_refused() -> None:
     for inject in (fail_next_call, drop_next_notice):
         with pytest.raises(TypeError, match=r"client must be an aiodlock\.Client"):
             inject(sync.Client("memory://"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["Client", "Lease", "Lock", "MultiLock", "Semaphore"])
+async def test_mock_of_a_class_can_be_entered(kind: str) -> None:
+    mock = create_autospec(getattr(aiodlock, kind), instance=True)
+    entered = False
+    async with mock:
+        entered = True
+    assert entered
