@@ -24,8 +24,9 @@ from .._clock import TIMER_STEP, now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
-from .kept import ASKING, HELD, NOBODY, OVER, WAITING, Kept, KeptStore, Schedule, give_back_unknown
+from .kept import NOBODY, Kept, KeptStore, Schedule, give_back_unknown
 from .sender import SLICE, Answer, Sender
+from .stage import ASKING, HELD, OVER, WAITING
 
 _logger = logging.getLogger("aiodlock")
 

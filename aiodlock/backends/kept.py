@@ -7,7 +7,6 @@ the core asks. ("Kept" means kept alive here. The core's state KEPT is another t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
 from typing import Final, Protocol
 
 from .._agenda import NEVER, Entry
@@ -24,6 +23,7 @@ from .._model import (
     Waiting,
 )
 from .base import Listener, StoreBase
+from .stage import ASKING, HELD, OVER, Stage
 
 
 class Notices(Protocol):
@@ -112,22 +112,6 @@ class KeptStore(StoreBase, Protocol):
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""
-
-
-class Stage(Enum):
-    """How far the store has come with a request, as it is known here."""
-
-    ASKING = "asking"  # not acknowledged yet
-    WAITING = "waiting"  # queued; also when granted, and the core was not told yet
-    HELD = "held"
-    OVER = "over"  # gone, lost or left: nothing is extended any more
-
-
-# What all modules read: on Python 3.11 an attribute of an Enum takes a hundred times as long as a global.
-ASKING: Final = Stage.ASKING
-WAITING: Final = Stage.WAITING
-HELD: Final = Stage.HELD
-OVER: Final = Stage.OVER
 
 
 class Nobody:

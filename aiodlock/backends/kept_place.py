@@ -10,7 +10,8 @@ from .._errors import BackendError
 from .._model import End, Gone, Granted, Left, Refused, Terms, Waiting
 from .base import Listener
 from .keeper import Keeper
-from .kept import HELD, WAITING, Kept
+from .kept import Kept
+from .stage import HELD, WAITING
 
 
 class KeptPlace(Kept):

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from .._errors import BackendError
 from .._model import Gone, Granted, Waiting
-from .kept import OVER, Kept, KeptStore
+from .kept import Kept, KeptStore
+from .stage import OVER
 
 #: So many places are served in one turn of the loop: that takes a few milliseconds.
 SLICE = 200

@@ -17,11 +17,11 @@ from aiodlock._clock import now
 from aiodlock._departure import Departure
 from aiodlock._model import End, Gone, StoreRequest, Terms, Waiting
 from aiodlock.backends.keeper import Keeper
-from aiodlock.backends.kept import Stage
 from aiodlock.backends.redis import calls, messages, replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
+from aiodlock.backends.stage import Stage
 
 from ..conftest import MakeClient
 from ..inside import session_of

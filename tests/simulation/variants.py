@@ -22,7 +22,6 @@ from aiodlock._model import Gone, Granted, Refused, StoreRequest, Waiting
 from aiodlock._register import Register
 from aiodlock._scope import BodyScope
 from aiodlock.backends.keeper import Keeper
-from aiodlock.backends.kept import Stage
 from aiodlock.backends.kept_place import KeptPlace
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
@@ -41,6 +40,7 @@ from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.sentinel import Address, Named
 from aiodlock.backends.redis.sentinels import PrimaryLookup
+from aiodlock.backends.stage import Stage
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation

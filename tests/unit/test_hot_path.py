@@ -20,8 +20,8 @@ from aiodlock._options import LockOptions
 from aiodlock._request import Request, State
 from aiodlock._session import Session
 from aiodlock.backends.keeper import Keeper
-from aiodlock.backends.kept import Stage
 from aiodlock.backends.kept_place import KeptPlace
+from aiodlock.backends.stage import Stage
 
 PACKAGE = Path(aiodlock.__file__).parent
 

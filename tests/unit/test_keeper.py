@@ -15,8 +15,8 @@ from aiodlock._model import Capabilities, Gone, Granted, Refused, StoreRequest, 
 from aiodlock.backends.keeper import Keeper, outcome
 from aiodlock.backends.keeper import Outcome as Follows
 from aiodlock.backends.kept import Kept as KeptRequest
-from aiodlock.backends.kept import Stage
 from aiodlock.backends.kept_place import KeptPlace
+from aiodlock.backends.stage import Stage
 
 from ..inside import schedule_of
 from ..scenes import takes, until
