@@ -23,6 +23,7 @@ from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import Keys
 from aiodlock.backends.etcd.refusals import NoSpace
 from aiodlock.backends.etcd.watching import Watches
+from aiodlock.backends.stage import OVER
 
 from ..scenes import bounded, takes, until
 from .conftest import Direct, Heard
@@ -250,7 +251,7 @@ async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
     go.set()
     await asyncio.sleep(0.3)  # what came late would have joined by now
     await until(lambda: not lease.users)
-    assert mate.state == "left"
+    assert mate.stage is OVER
     assert mate_heard.words in ([], ["granted"])
     await owner.leave(ENDED)
 
@@ -262,7 +263,7 @@ async def test_waiter_that_leaves_when_its_turn_comes_while_its_key_is_moved_sta
     first, heard = direct.place()
     await _acquire(first, heard)
     waiter, waiter_heard = direct.place()
-    waiter.terms = replace(waiter.terms, hold_at_least=1.0)
+    waiter.terms = replace(waiter.terms, lock_delay=1.0)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     async with waiter.own.alone():
         await first.leave(ENDED)
@@ -270,7 +271,7 @@ async def test_waiter_that_leaves_when_its_turn_comes_while_its_key_is_moved_sta
         await waiter.leave(ENDED)
     await asyncio.sleep(0.1)
     assert direct.store.cluster.is_up
-    assert waiter.state == "left"
+    assert waiter.stage is OVER
     assert waiter_heard.words == []
     await until(lambda: _is_empty(direct))
 
@@ -636,7 +637,7 @@ async def test_full_store_refuses_and_releases(
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     unsure, _ = direct.place(ttl=2.0)
     assert isinstance(await unsure.acquire(wait=True), Waiting)
-    unsure.own.ambiguous = True  # as after a lost answer
+    unsure.entering.ambiguous = True  # as after a lost answer
     put = m.RequestOp(request_put=m.PutRequest(b"ballast", bytes(1_000_000)))
 
     async def fill() -> None:
@@ -716,7 +717,7 @@ async def test_grant_that_is_refused_is_repeated_once_however_much_is_heard_of_t
 
     def repeating() -> int:
         coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-        return sum(getattr(one, "__name__", "") == "_confirm_waiting" for one in coroutines)
+        return sum(getattr(one, "__qualname__", "") == "Waiter._confirm" for one in coroutines)
 
     monkeypatch.setattr(cluster, "transact", full)
     await holder.leave(ENDED)

@@ -19,6 +19,7 @@ from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import Keys, Queue, Turn
 from aiodlock.backends.etcd.room import Room
 from aiodlock.backends.etcd.watching import Watches
+from aiodlock.backends.stage import ASKING, NEW
 
 from ..scenes import bounded
 from .conftest import Direct, Heard
@@ -204,7 +205,7 @@ async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
         return queue
 
     async def slow_second(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
-        if not let_go.is_set() and second.state == "asking" and third.state == "new":
+        if not let_go.is_set() and second.stage is ASKING and third.stage is NEW:
             await let_go.wait()
         return await transact(keys, request, **options)
 

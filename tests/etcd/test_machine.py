@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock._model import ENDED, Granted, Refused, Waiting
+from aiodlock._model import ENDED, UNUSED, Granted, Refused, Waiting
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import Queue
 from aiodlock.backends.memory.machine import Asked, Name
@@ -55,6 +55,8 @@ class _Both:
             case (why, *_):
                 assert isinstance(mine, Refused), (mine, theirs)
                 assert mine.why == why
+                if mine.unsure:
+                    await place.leave(UNUSED)
                 return
         self.places[place.id] = place, heard
 

@@ -15,6 +15,7 @@ from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.leases import SharedLease
+from aiodlock.backends.stage import HELD
 
 from ..scenes import bounded
 from .conftest import Direct
@@ -129,7 +130,7 @@ async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
     async def lossy(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
         nonlocal lost
         answer = await transact(keys, request, **options)
-        if place.state == "held" and not lost:
+        if place.stage is HELD and not lost:
             lost = True
             raise Unanswered("the answer was lost")
         return answer

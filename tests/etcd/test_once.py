@@ -15,6 +15,7 @@ from aiodlock.backends.etcd import calls as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import read_success, value_of_success
+from aiodlock.backends.stage import OVER
 
 from ..scenes import bounded
 from .conftest import Direct, Heard
@@ -192,7 +193,7 @@ async def test_success_is_told_with_one_message_per_client_and_nobody_leaves(
     for place, one in waiters:
         await one.until("recorded")
         assert one.words == ["recorded"]
-        assert (place.state, place.own.lease) == ("left", None)
+        assert (place.stage, place.own.lease) == (OVER, None)
     assert calls.count(api.TXN.path) == 1  # the recording
     assert calls.count(api.RANGE.path) <= 3
     assert await _recorded(clients[0]) == b"sdone"

@@ -59,7 +59,7 @@ async def test_request_that_joined_in_a_lost_answer_stays_beside_its_owner_when_
         return await call(method, request, within)
 
     monkeypatch.setattr(direct.store.cluster.link, "call", lossy)
-    monkeypatch.setattr("aiodlock.backends.etcd.place.PAUSE", 3.0)  # it asks again only then
+    monkeypatch.setattr("aiodlock.backends.etcd.request.PAUSE", 3.0)  # it asks again only then
     await first.leave(ENDED)
     await owner_heard.until("granted")
     await mate_heard.until("granted")

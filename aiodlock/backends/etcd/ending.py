@@ -5,16 +5,23 @@ Each leave may be sent again: an earlier one may have been carried out, and its 
 
 from __future__ import annotations
 
+import logging
+
 from ..._clock import now
-from ..._model import End, Left
+from ..._errors import BackendError
+from ..._model import RAN_OUT, End, Left
+from ..stage import HELD
 from . import calls as api
 from . import messages as m
 from . import transactions
+from .entering import Entering
 from .leases import SharedLease
 from .own_keys import OwnKeys
 from .recipe import Queue, value_of_success
 from .refusals import NoSpace
 from .request import Request
+
+_logger = logging.getLogger("aiodlock")
 
 #: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
 _SPARE = 0.05
@@ -24,18 +31,30 @@ class Ending:
     """The end of one request.
 
     Mutable state: ``_leaves`` (how many leaves were sent), ``_closes`` (its ``hold_at_least`` was written),
-    ``_hold_lease`` (with which that ends), ``_record_leases`` (one of which its success may end with).
+    ``_hold_lease`` (with which that ends), ``_record_leases`` (one of which its success may end with),
+    ``_was_overdue`` (its lease was lost, and its key was deleted when due).
     """
 
-    __slots__ = ("_closes", "_hold_lease", "_leaves", "_own", "_record_leases", "_request")
+    __slots__ = (
+        "_closes",
+        "_entering",
+        "_hold_lease",
+        "_leaves",
+        "_own",
+        "_record_leases",
+        "_request",
+        "_was_overdue",
+    )
 
-    def __init__(self, request: Request, own: OwnKeys) -> None:
+    def __init__(self, request: Request, own: OwnKeys, entering: Entering) -> None:
         self._request = request
         self._own = own
+        self._entering = entering
         self._leaves = 0
         self._closes = False
         self._hold_lease: SharedLease | None = None
         self._record_leases: tuple[SharedLease, ...] = ()
+        self._was_overdue = False
 
     async def close_after(self) -> bool:
         """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
@@ -58,17 +77,32 @@ class Ending:
                     self._revoke(before)
             else:
                 self._revoke(lease)
-                found = answer.responses[0].response_range
-                if found is None or not found.kvs:
+                if not answer.found():
                     return False
             self._closes = not answer.succeeded or now() + least <= lease.renewed_at + lease.seconds
         return True
+
+    async def end_overdue(self) -> None:
+        """Its lease is over here, and the key would live on with the client."""
+        await self._request.repeat(HELD, self._end_overdue)
+
+    async def _end_overdue(self) -> bool:
+        try:
+            await self.leave(RAN_OUT)
+        except BackendError as failed:
+            _logger.debug("ending an overdue lease failed: %s", failed)
+            return True
+        self._was_overdue = True
+        self._own.vanished()
+        return False
 
     async def leave(self, end: End, *, passed: bool = False) -> Left:
         """Send one leave. An earlier one may have been carried out.
 
         ``passed``: requests of this client alone wait for it, and they do not wait for its answer.
         """
+        if end.lost and self._was_overdue:
+            return Left("gone", "expired")  # to send it again would begin its lock-delay anew
         repeated, self._leaves = self._leaves > 0, self._leaves + 1
         if end.record is not None:
             return await self._record(*end.record)
@@ -80,8 +114,7 @@ class Ending:
             self._revoke(self._hold_lease)  # nothing ends with it any more
         if answer.succeeded:
             self._keep_record_lease(0)  # no attempt to record a success can be carried out any more
-        found = None if answer.succeeded else answer.responses[0].response_range
-        if found is not None and found.kvs:
+        elif answer.found():
             return Left("gone", "broken")
         if answer.succeeded or repeated:
             return Left("released" if self._request.token else "withdrawn")
@@ -123,7 +156,7 @@ class Ending:
     async def _marker_lease(self) -> int:
         """Return the lease of the marker that refuses late duplicates; 0 if there are none to come."""
         cluster = self._request.cluster
-        return (await cluster.leases.make(cluster.marker_ttl)).id if self._own.ambiguous else 0
+        return (await cluster.leases.make(cluster.marker_ttl)).id if self._entering.ambiguous else 0
 
     async def _record(self, result: bytes, keep: float) -> Left:
         """Put a success on record. Each attempt has a lease of its own: the record is kept for so long
@@ -139,14 +172,12 @@ class Ending:
         if answer.succeeded:
             self._keep_record_lease(lease.id)
             return Left("recorded")
-        broken, there = (step.response_range for step in answer.responses[:2])
-        if there is not None and there.kvs:
-            success = Queue(request.keys, 0, there.kvs).success
-            if success is not None and success.request == request.id:
-                self._keep_record_lease(success.lease)
-                return Left("recorded")
+        success = Queue(request.keys, 0, answer.found(1)).success
+        if success is not None and success.request == request.id:
+            self._keep_record_lease(success.lease)
+            return Left("recorded")
         self._keep_record_lease(0)
-        return Left("gone", "broken") if broken is not None and broken.kvs else self._gone
+        return Left("gone", "broken") if answer.found() else self._gone
 
     def _keep_record_lease(self, id: int) -> None:
         """End the other leases of attempts to record a success: they found its key gone. It was deleted for
@@ -166,5 +197,5 @@ class Ending:
             request.keys, request.id, value, self._message, delay.id, marker
         )
         answer = await cluster.transact(request.keys, closing)
-        found = None if answer.succeeded else answer.responses[1].response_range
-        return Left("gone", "broken" if found is not None and found.kvs else "expired")
+        broken = not answer.succeeded and answer.found(1)
+        return Left("gone", "broken" if broken else "expired")

@@ -120,10 +120,9 @@ class Inspection:
         """Take the record of a success back; return whether there was one."""
         keys = self._cluster.keys("once", name)
         answer = await self._cluster.transact(keys, transactions.forget(keys))
-        read = answer.responses[0].response_range
-        if read is None or not read.kvs:
+        if not (found := answer.found()):
             return False
-        lease = read.kvs[0].lease  # of this record alone
+        lease = found[0].lease  # of this record alone
         self._cluster.start(self._revoke, lease)
         return True
 

@@ -315,6 +315,17 @@ class TxnResponse(Message):
     succeeded: bool = _bool(2)
     responses: list[ResponseOp] = _messages(3, "ResponseOp")
 
+    @property
+    def revision(self) -> int:
+        """The store's when it was carried out."""
+        assert self.header is not None
+        return self.header.revision
+
+    def found(self, step: int = 0) -> list[KeyValue]:
+        """Return what this step has read; nothing if it did not read."""
+        read = self.responses[step].response_range
+        return [] if read is None else read.kvs
+
 
 def fits(request: Message, answer: Message) -> bool:
     """Whether the answer to a transaction has what was asked for: it is read without looking."""

@@ -1,5 +1,5 @@
-"""The keys of one request: how they are made, with which leases they end, and how they move from one lease
-to another. (How they are deleted is in ``ending.py``.)
+"""The keys of one request: with which leases they end, and how they move from one lease to another. (How
+they are made is in ``entering.py``, how they are deleted in ``ending.py``.)
 
 A message that moves them may have no answer. Until the next one has, they may end with either lease, and
 the deadline is the earlier one.
@@ -8,18 +8,15 @@ the deadline is the earlier one.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..._backoff import pauses
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..base import Unanswered
-from . import messages as m
+from ..stage import HELD, OVER
 from . import transactions
 from .leases import SharedLease
-from .recipe import Queue, Record, Turn
+from .recipe import Queue, Record
 from .refusals import LeaseNotFound
 from .request import PAUSE, Request
 
@@ -31,13 +28,12 @@ _MOVE_AFTER = 0.05
 class OwnKeys:
     """Mutable state:
 
-    ``created`` (the revision in which its key was made, 0 if not known); ``ambiguous`` (a message that
-    makes the key may be carried out later); ``lease`` (that its key ends with); ``_maybe`` (leases that it
-    may end with instead: a move to them had no answer); ``written`` (the revision in which its key was
-    written last, 0 if it is not known to be there); ``_writer`` (held while it is being written);
-    ``delay_lease`` (the same as ``lease`` for its lock-delay; None without); ``ttl`` (of a holder);
-    ``until`` (the end of what is not extended by itself); ``_deadline`` (the latest that was told);
-    ``_order`` (that its key was found with, if it had joined).
+    ``created`` (the revision in which its key was made, 0 if not known); ``lease`` (that its key ends
+    with); ``_maybe`` (leases that it may end with instead: a move to them had no answer); ``written`` (the
+    revision in which its key was written last, 0 if it is not known to be there: before, and once it is
+    gone); ``_writer`` (held while it is being written); ``delay_lease`` (the same as ``lease`` for its
+    lock-delay; None without); ``ttl`` (of a holder); ``_deadline`` (the latest that was told); ``_order``
+    (that its key was found with, if it had joined).
     """
 
     __slots__ = (
@@ -46,12 +42,10 @@ class OwnKeys:
         "_order",
         "_request",
         "_writer",
-        "ambiguous",
         "created",
         "delay_lease",
         "lease",
         "ttl",
-        "until",
         "written",
     )
 
@@ -63,11 +57,9 @@ class OwnKeys:
         self.written: int = 0
         self._writer: asyncio.Lock | None = None
         self.delay_lease: SharedLease | None = None
-        self.until: float = math.inf
         self._deadline: float = 0.0
         self._order: int = 0
         self.created: int = 0
-        self.ambiguous: bool = False
 
     # -- where they are --------------------------------------------------------------------------
 
@@ -76,8 +68,8 @@ class OwnKeys:
         """Until when they certainly live. It never comes nearer."""
         if self.lease is not None and self.lease.alive:
             request = self._request
-            length = self.ttl if request.state == "held" else request.terms.waiter_ttl
-            end = min(self.lease.deadline(length), self.until)
+            length = self.ttl if request.stage is HELD else request.terms.waiter_ttl
+            end = self.lease.deadline(length)
             for other in self._maybe:
                 end = min(end, other.deadline(length)) if other.alive else 0.0
             self._deadline = max(self._deadline, end)
@@ -117,6 +109,18 @@ class OwnKeys:
         lease = self._request.cluster.leases.by_id(lease_id)
         if lease is not None:
             self.is_at(lease, written)
+
+    def made(self, revision: int) -> None:
+        """The key was made, in that revision."""
+        self.created = self.written = revision
+
+    def were_made(self, found: Record) -> SharedLease:
+        """Return the lease that the key was found with, which may be that of an earlier attempt."""
+        lease = self._request.cluster.leases.by_id(found.lease)
+        if lease is None:
+            raise BackendUnavailable("a key ends with a lease that is renewed no more: ask again")
+        self.created, self.written = found.created, found.written
+        return lease
 
     def is_at(self, lease: SharedLease, written: int) -> None:
         """The key was written with this lease, in that revision."""
@@ -171,7 +175,7 @@ class OwnKeys:
         while True:
             holder, waiter, delay = await self.leases()
             lease, length = holder, self.ttl
-            if request.state != "held" and not granted:
+            if request.stage is not HELD and not granted:
                 lease, length, delay = waiter, request.terms.waiter_ttl, None
             elif (
                 self.lease is not None
@@ -186,87 +190,6 @@ class OwnKeys:
                 return lease, delay
             await pool.renew(lease)
 
-    # -- making them -----------------------------------------------------------------------------
-
-    async def send(self, request: m.TxnRequest, *leases: SharedLease | None) -> m.TxnResponse:
-        """Send what may make the key, with one of these leases. Without an answer it may still be carried
-        out, now or later."""
-        cluster, before, self.ambiguous = self._request.cluster, self.ambiguous, True
-        try:
-            answer = await cluster.transact(self._request.keys, request)
-        except Unanswered:
-            raise
-        except BackendError as refused:
-            self.ambiguous = before
-            if isinstance(refused, LeaseNotFound):
-                await cluster.look_for(*leases)
-            raise
-        self.ambiguous = before
-        return answer
-
-    def were_made(self, found: Record) -> SharedLease:
-        """Return the lease that the key was found with, which may be that of an earlier attempt."""
-        lease = self._request.cluster.leases.by_id(found.lease)
-        if lease is None:
-            raise BackendUnavailable("a key ends with a lease that is renewed no more: ask again")
-        self.created, self.written = found.created, found.written
-        return lease
-
-    def delay_in(self, queue: Queue) -> SharedLease | None:
-        """Return the lease that its lock-delay was found with."""
-        found = queue.delays.get(self._request.id)
-        return None if found is None else self._request.cluster.leases.by_id(found.lease)
-
-    async def grant(
-        self, turn: Turn, record: Record, queue: Queue
-    ) -> tuple[int, SharedLease, SharedLease | None] | None:
-        """Write what a grant needs, if it needs anything; return the token and the leases, or None if it is
-        no grant."""
-        async with self.alone():
-            request = self._request
-            if request.state not in ("asking", "waiting"):
-                return None  # it has left while its key was moved, or it holds
-            if turn.what == "joins":
-                return await self._join(turn, record, queue)
-            if request.terms.lock_delay and not record.joined:
-                holder, delay = await self.wanted(granted=True)
-                if not await self.write(request.value(), request.value(turn.order), holder, delay):
-                    return None
-                return turn.order, holder, delay
-            assert self.lease is not None
-            # The message by which it joined has written its lock-delay.
-            return turn.order, self.lease, self.delay_in(queue)
-
-    async def _join(
-        self, turn: Turn, record: Record, queue: Queue
-    ) -> tuple[int, SharedLease, SharedLease | None] | None:
-        """Get in beside the owner's other request."""
-        request, order, mate = self._request, turn.order, queue.find(turn.mate)
-        if mate is None:
-            return None
-        holder, delay = await self.wanted(granted=True)
-        if not self.written:
-            return None  # gone meanwhile
-        leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
-        value = request.value(order)
-        joining = transactions.join(request.keys, record, self.written, mate, value, leases)
-        with self.writing(holder):
-            answer = await self.send(joining, holder, delay)
-        if request.state == "left":
-            return None  # its leave has overtaken this answer
-        assert answer.header is not None
-        if answer.succeeded:
-            self.is_at(holder, answer.header.revision)
-            return order, holder, delay
-        assert answer.responses[0].response_range is not None
-        there = Queue(request.keys, 0, answer.responses[0].response_range.kvs)
-        mine = there.find(request.id)
-        if mine is not None:
-            self.found(mine.lease, mine.written)
-        if mine is None or not mine.joined:
-            return None
-        return mine.order, self.lease or holder, self.delay_in(there) or delay
-
     # -- moving them -----------------------------------------------------------------------------
 
     def alone(self) -> asyncio.Lock:
@@ -280,19 +203,12 @@ class OwnKeys:
         self._request.set_timer(_MOVE_AFTER, self._move_soon)
 
     def _move_soon(self) -> None:
-        if self._request.state == "held":
+        if self._request.stage is HELD:
             self._request.cluster.start(self._move_until_answered)
 
     async def _move_until_answered(self) -> None:
         """Have the holder's key end with the lease of its ttl, until that is answered."""
-        pause = pauses(first=PAUSE)
-        while self._request.state == "held":
-            try:
-                await self.move()
-                return
-            except BackendError as failed:
-                self._request.on_failed(failed)
-            await asyncio.sleep(next(pause))
+        await self._request.repeat(HELD, self.move)
 
     async def move(self, *, gather: bool = False) -> None:
         """Move them to the leases that they should end with, if they are elsewhere.
@@ -332,20 +248,19 @@ class OwnKeys:
             except LeaseNotFound:
                 await cluster.look_for(lease, delay)
                 raise
-        assert answer.header is not None
-        if request.state == "left":
-            return False
+        if request.stage is OVER or not self.written:
+            return False  # it was left, or is gone, while this was on its way
         if answer.succeeded:
-            self.is_at(lease, answer.header.revision)
+            self.is_at(lease, answer.revision)
             if delay is not None:
                 self.use_delay(delay)
             return True
-        read = answer.responses[0].response_range
-        if read is None or not read.kvs:
+        found = answer.found()
+        if not found:
             request.on_gone("gone")
         else:
-            self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
-            mine = Queue(keys, 0, read.kvs).find(id)
+            self.found(found[0].lease, found[0].mod_revision)
+            mine = Queue(keys, 0, found).find(id)
             if mine is not None and mine.joined:
                 self._order = mine.order  # the room may not have heard of that yet
         return False
@@ -376,8 +291,7 @@ class OwnKeys:
         answer = await cluster.transact(request.keys, look)
         if answer.succeeded:
             return None
-        found = answer.responses[0].response_range
-        if found is not None and found.kvs:
+        if answer.found():
             return "broken"
         if self.lease is not None and not self.lease.alive:
             return "expired"

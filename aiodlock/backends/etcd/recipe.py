@@ -273,10 +273,10 @@ class Turn:
     ``holds``: it holds, with ``order`` as token. ``joins``: its owner holds by the request ``mate``,
     which has that order: it may get in beside it. ``waits``: it stands behind others. ``deadlock``: its
     owner holds in shared mode, and it asks exclusively. ``limit``: the semaphore is in use with another
-    limit. ``gone``: there is no such request.
+    limit.
     """
 
-    what: Literal["holds", "joins", "waits", "deadlock", "limit", "gone"]
+    what: Literal["holds", "joins", "waits", "deadlock", "limit"]
     order: int = 0
     mate: str = ""
     used: int = 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Generic, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, TypeVar
 
+from ..._backoff import pauses
 from ..._errors import BackendError, LossReason
 from ..._model import Terms, first_request
+from ..stage import HELD, NEW, WAITING, Stage
 from . import recipe
 from .cluster import Cluster
 from .recipe import Keys
@@ -17,14 +19,12 @@ from .recipe import Keys
 #: costs the cluster as much as what is done, and thousands of requests may repeat theirs at once.
 PAUSE = 0.1
 
-State = Literal["new", "asking", "waiting", "held", "left"]
-
 
 class Request:
-    """Mutable state: ``terms`` (a lease that lingers gets others), ``state``, ``token``, ``_timer`` (of
+    """Mutable state: ``terms`` (a lease that lingers gets others), ``stage``, ``token``, ``_timer`` (of
     what is due)."""
 
-    __slots__ = ("_timer", "cluster", "id", "keys", "owner", "state", "terms", "token")
+    __slots__ = ("_timer", "cluster", "id", "keys", "owner", "stage", "terms", "token")
 
     def __init__(self, cluster: Cluster, terms: Terms, request_id: str, owner: str) -> None:
         self.cluster: Cluster = cluster
@@ -32,7 +32,7 @@ class Request:
         self.owner: str = owner
         self.terms: Terms = terms
         self.keys: Keys = cluster.keys(terms.kind, terms.name)
-        self.state: State = "new"
+        self.stage: Stage = NEW
         self.token: int = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -44,12 +44,17 @@ class Request:
     @property
     def lives(self) -> bool:
         """Whether it waits or holds, as far as is known."""
-        return self.state in ("waiting", "held")
+        return self.stage is WAITING or self.stage is HELD
 
     def value(self, order: int | None = None) -> bytes:
         """Return what stands in its keys. ``order``: of one that joins, and in its lock-delay."""
         cluster = self.cluster
         return recipe.value_of(self.terms, self.owner, cluster.label, cluster.description, order)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something will be called after a while."""
+        return self._timer is not None
 
     def set_timer(self, pause: float, due: Callable[[], object]) -> None:
         """Call this after a while, instead of what was due before."""
@@ -66,6 +71,18 @@ class Request:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    async def repeat(self, stage: Stage, attempt: Callable[[], Awaitable[bool | None]]) -> None:
+        """Attempt this, more and more rarely, while the request is at this stage: again when it failed, or
+        has returned True."""
+        pause = pauses(first=PAUSE)
+        while self.stage is stage:
+            try:
+                if not await attempt():
+                    return
+            except BackendError as failed:
+                self.on_failed(failed)
+            await asyncio.sleep(next(pause))
 
     def on_gone(self, reason: LossReason) -> None:
         """The store does not know it any more."""

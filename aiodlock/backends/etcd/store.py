@@ -13,6 +13,7 @@ from ..._model import Capabilities, Kind, Mode, Terms
 from .._versions import allows, refused
 from ..asked import Asked
 from ..base import Listener
+from ..stage import HELD
 from . import calls as api
 from . import messages as m
 from . import recipe
@@ -241,7 +242,7 @@ class EtcdBackend(Asked):
             place.on_gone("expired")
 
     def _may_hold(self) -> bool:
-        return any(p.state == "held" and p.deadline > now() for p in self.requests)
+        return any(p.stage is HELD and p.deadline > now() for p in self.requests)
 
     def _on_set_back(self, revision: int) -> None:
         self.cluster.watches.set_back(revision)

@@ -56,6 +56,16 @@ class Leases:
     delay: int = 0
 
 
+def _put_held(
+    keys: Keys, id: str, value: bytes, leases: Leases, delay_value: bytes | None = None
+) -> list[m.RequestOp]:
+    """Return what writes the keys of a holder; that of its lock-delay has the same value, unless given."""
+    steps = [_put(keys.request(id), value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), delay_value or value, leases.delay))
+    return steps
+
+
 def enter(
     keys: Keys, id: str, value: bytes, leases: Leases, *, read: bool, once: bool = False
 ) -> m.TxnRequest:
@@ -66,9 +76,6 @@ def enter(
     Repeating it changes nothing, and neither does it once the request has left a marker.
     """
     key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), value, leases.delay))
     queue = m.TxnRequest(
         compare=[_absent(key), _absent(keys.marker(id))],
         success=[_put(key, value, leases.waiter)],
@@ -80,7 +87,8 @@ def enter(
         otherwise.append(_read(keys.base, keys.end))
     elif once:
         otherwise.append(_read(keys.record))
-    return m.TxnRequest([_absent(keys.base, keys.end)], steps, otherwise)
+    taking = _put_held(keys, id, value, leases)
+    return m.TxnRequest([_absent(keys.base, keys.end)], taking, otherwise)
 
 
 def enter_if_free(keys: Keys, id: str, value: bytes, leases: Leases) -> m.TxnRequest:
@@ -94,13 +102,10 @@ def enter_unless_changed(
     keys: Keys, id: str, value: bytes, leases: Leases, revision: int
 ) -> m.TxnRequest:
     """Take a name that was seen, if nothing was added to it since that revision."""
-    key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), value, leases.delay))
     unchanged = m.Compare(m.LESS, m.MOD, keys.base, mod_revision=revision + 1, range_end=keys.end)
-    compare = [unchanged, _absent(key), _absent(keys.marker(id))]
-    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+    compare = [unchanged, _absent(keys.request(id)), _absent(keys.marker(id))]
+    taking = _put_held(keys, id, value, leases)
+    return m.TxnRequest(compare, taking, [_read(keys.base, keys.end)])
 
 
 def join(
@@ -113,11 +118,9 @@ def join(
     """
     key = keys.request(record.id)
     mine = _written_in(key, written) if written else _absent(key)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(record.id), value, leases.delay))
     compare = [mine, _absent(keys.marker(record.id)), _made_in(keys.request(mate.id), mate.created)]
-    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+    taking = _put_held(keys, record.id, value, leases)
+    return m.TxnRequest(compare, taking, [_read(keys.base, keys.end)])
 
 
 def move(
@@ -129,10 +132,8 @@ def move(
     move. Else tell the key as it is.
     """
     key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), delay_value, leases.delay))
-    return m.TxnRequest([_written_in(key, written)], steps, [_read(key)])
+    moving = _put_held(keys, id, value, leases, delay_value)
+    return m.TxnRequest([_written_in(key, written)], moving, [_read(key)])
 
 
 def delete_at(key: bytes, lease: int) -> m.TxnRequest:

@@ -43,12 +43,10 @@ class Waits:
             request = transactions.tell(self._key, value, lease.id, self._revision)
             # Not twice: an old message that arrives late finds another revision.
             answer = await self._cluster.link.call(api.TXN, request)
-            assert answer.header is not None
             if answer.succeeded:
-                self._revision, self._told = answer.header.revision, serial
+                self._revision, self._told = answer.revision, serial
                 break
-            read = answer.responses[0].response_range
-            there = read.kvs[0] if read is not None and read.kvs else None
+            there = next(iter(answer.found()), None)
             self._revision = there.mod_revision if there is not None else 0
             if there is not None and _serial_of(there.value) > serial:
                 break
