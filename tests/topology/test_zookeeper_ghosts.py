@@ -366,8 +366,8 @@ async def test_waiter_that_misses_the_end_of_the_one_in_front_sees_it_by_itself(
         for session in near._sessions.values():
             await session.ask(jute.sync("/"))
             session.watches._data.clear()
-        if holder.place._stand is not None:
-            holder.place._stand.behind.clear()
+        if holder.place._seat._stand is not None:
+            holder.place._seat._stand.behind.clear()
         await holder.leave()
         await until(lambda: waiter.heard.told == ["granted"])
         await waiter.leave()

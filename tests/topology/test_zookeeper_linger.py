@@ -53,15 +53,15 @@ async def test_nothing_is_sent_between_two_bodies(server: ZooKeeperServer, prefi
         async with lock as first:
             pass
         place = _kept(client)["a"].place
-        await until(lambda: place._own is not None)
-        await place._session.ask(jute.sync("/"))
+        await until(lambda: place._own_watch._path is not None)
+        await place._node.session.ask(jute.sync("/"))
         before = len(_asked(proxy))
         for _ in range(50):
             async with lock as lease:
                 assert lease.token == first.token
             async with client.lock("a", linger=LONG) as lease:
                 assert lease.token == first.token
-        await place._session.ask(jute.sync("/"))
+        await place._node.session.ask(jute.sync("/"))
         assert _asked(proxy)[before:] == [jute.SYNC]
 
 

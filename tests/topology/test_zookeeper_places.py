@@ -17,7 +17,6 @@ from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute, store
 from aiodlock.backends.zookeeper.node import QueueNode
 from aiodlock.backends.zookeeper.queue import Entry
-from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..scenes import PATIENCE, until
@@ -85,10 +84,9 @@ async def test_each_ttl_has_a_session_whose_timeout_it_is(
         one, other = asker(backend, name=name, ttl=1.0), asker(backend, name=f"{name}-2", ttl=3.0)
         await one.acquire()
         await other.acquire()
-        assert one.place._session is not other.place._session
+        assert one.place._node.session is not other.place._node.session
         for asked in (one, other):
-            assert asked.place._session is not None
-            assert asked.place._session.granted == asked.place._terms.ttl
+            assert asked.place._node.session.granted == asked.place._terms.ttl
             await asked.leave()
 
 
@@ -183,14 +181,13 @@ async def test_waiter_that_moves_into_its_owners_seat_does_not_miss_the_node_it_
         await first.queue()
         await second.queue()
         place = second.place
-        session = place._session
-        assert session is not None
+        session = place._node.session
         ask = session.submit
 
         def submit(call: jute.Call[Any]) -> asyncio.Future[Any]:
             answer = ask(call)
             if call.opcode == jute.MULTI:
-                place.watch_own()
+                place._own_watch._watch()
             return answer
 
         monkeypatch.setattr(session, "submit", submit)
@@ -253,8 +250,7 @@ async def test_request_that_ends_while_its_node_moves_leaves_no_node(
         first, second = asker(one, "ujob", name=name), asker(other, "ujob", name=name)
         await first.queue()
         await second.queue()
-        session = second.place._session
-        assert session is not None
+        session = second.place._node.session
         ask, loop = session.submit, asyncio.get_running_loop()
         left, soon = loop.create_future(), loop.create_future()
 
@@ -315,11 +311,11 @@ async def test_exclusive_hold_does_not_begin_where_a_downgrade_has_let_a_reader_
         again = asker(near, "ubob", name=name, ttl=TTL)
         join = QueueNode.join
 
-        async def later(node: QueueNode, session: Session, seat: Entry) -> None:
+        async def later(node: QueueNode, seat: Entry) -> None:
             await writing.leave()
             await until(lambda: reader.heard.told == ["granted"])
             monkeypatch.setattr(QueueNode, "join", join)
-            await join(node, session, seat)
+            await join(node, seat)
 
         monkeypatch.setattr(QueueNode, "join", later)
         assert await again.place.acquire(wait=True) == Refused("deadlock", unsure=True)
@@ -382,8 +378,7 @@ async def test_look_at_a_queue_waits_for_the_clients_own_leave_on_another_sessio
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
         holder, trying = asker(backend, name=name, ttl=1.0), asker(backend, name=name, ttl=TTL)
         await holder.acquire()
-        session = holder.place._session
-        assert session is not None
+        session = holder.place._node.session
         loop, slow, transact = asyncio.get_running_loop(), asyncio.Event(), session.transact
 
         def late(calls: Any) -> asyncio.Future[Any]:
@@ -620,8 +615,7 @@ async def test_request_whose_session_has_ended_is_gone(server: ZooKeeperServer, 
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
         holder = asker(backend, name=name, ttl=TTL)
         await holder.acquire()
-        session = holder.place._session
-        assert session is not None
+        session = holder.place._node.session
         session.lifetime.over = True
         session.members.on_over()
         assert holder.heard.told == ["expired"]

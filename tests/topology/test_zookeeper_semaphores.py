@@ -38,9 +38,7 @@ def _asker(backend: ZooKeeperBackend, name: str) -> Asker:
 
 
 def _session(asked: Asker) -> Session:
-    session = asked.place._session
-    assert session is not None
-    return session
+    return asked.place._node.session
 
 
 async def _settled(*asked: Asker) -> None:
@@ -106,7 +104,7 @@ async def test_waiter_that_begins_to_watch_after_the_word_of_the_one_in_front_lo
         await first.queue()
         watch: list[Any] = []
         with monkeypatch.context() as patched:
-            blockers = second.place._blockers
+            blockers = second.place._waiter._blockers
             patched.setattr(blockers, "wait_for", lambda *about: watch.append(about))
             await second.queue()
         await holders[0].leave()

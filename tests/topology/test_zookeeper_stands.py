@@ -337,9 +337,9 @@ async def test_request_that_is_broken_before_its_lost_answer_is_made_up_for_was_
         await until(lambda: near._main.is_up)
         adopt = asked.place._node.adopt
 
-        async def broken_first(session: Session, entries: Queue) -> None:
+        async def broken_first(entries: Queue) -> None:
             assert await far.break_lock(name) == 1
-            await adopt(session, entries)
+            await adopt(entries)
 
         if goes == "while its node is read":
             monkeypatch.setattr(asked.place._node, "adopt", broken_first)
@@ -365,8 +365,8 @@ async def test_connection_that_is_lost_before_the_blocker_is_watched_leaves_a_wa
         asked = asker(near, name=name, ttl=TTL)
         enter, session = asked.place._node.enter, near._main
 
-        async def cut(session: Session, *, reads: bool) -> Queue | None:
-            entries = await enter(session, reads=reads)
+        async def cut(*, reads: bool) -> Queue | None:
+            entries = await enter(reads=reads)
             assert session._connection is not None
             session._connection.abort(BackendUnavailable("cut"))
             await asyncio.sleep(0)

@@ -11,7 +11,6 @@ from .connection import Answer
 from .node import QueueNode
 from .queue import Blocked, request_of
 from .queues import Queues
-from .session import Session
 from .stands import Behind, Stand
 
 
@@ -21,7 +20,7 @@ class Blockers:
     ``look`` is called when one of them has gone or was written, ``ahead_gone`` when the place that it
     follows has gone, ``refused`` when the servers do not let this client watch one of them.
 
-    Mutable state: ``_watched`` (the paths of nodes, all in ``_session``), ``_ahead`` (the one that is
+    Mutable state: ``_watched`` (the paths of nodes), ``_ahead`` (the one that is
     followed, if it is this client's).
     """
 
@@ -38,7 +37,6 @@ class Blockers:
         self._look = look
         self._ahead_gone = ahead_gone
         self._refused = refused
-        self._session: Session | None = None
         self._watched: list[str] = []
         self._ahead: Stand | None = None
 
@@ -46,7 +44,7 @@ class Blockers:
         ahead = None if self._ahead is None else self._ahead.node
         return f"<Blockers watched={self._watched} ahead={ahead}>"
 
-    def wait_for(self, session: Session, blocked: Blocked) -> None:
+    def wait_for(self, blocked: Blocked) -> None:
         """Wait for these, and no others."""
         self.clear()
         directory = self._node.directory
@@ -55,7 +53,7 @@ class Blockers:
             if ahead is not None:
                 self.follow(ahead)
             else:
-                self._watch(session, f"{directory}/{node}", hears=blocked.hears)
+                self._watch(f"{directory}/{node}", hears=blocked.hears)
 
     def follow(self, ahead: Stand) -> None:
         """Wait for another place of this client: it tells when it has gone."""
@@ -66,8 +64,7 @@ class Blockers:
         self._ahead = None
         self._ahead_gone(held_until)
 
-    def _watch(self, session: Session, path: str, *, hears: bool) -> None:
-        self._session = session
+    def _watch(self, path: str, *, hears: bool) -> None:
         self._watched.append(path)
 
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
@@ -80,7 +77,7 @@ class Blockers:
             elif error is None and hears and answer.result().value[1].version > 0:
                 self._look()  # it was written after the queue was read, and before it was watched
 
-        session.watches.data(path, self._look).add_done_callback(on_answer)
+        self._node.session.watches.data(path, self._look).add_done_callback(on_answer)
 
     def clear(self) -> None:
         """Wait for none any more."""
@@ -88,13 +85,12 @@ class Blockers:
         if ahead is not None and self._on_ahead_gone in ahead.behind:
             ahead.behind.remove(self._on_ahead_gone)
         watched, self._watched = self._watched, []
-        if self._session is not None:
-            for path in watched:
-                self._session.watches.forget(path, self._look)
+        for path in watched:
+            self._node.session.watches.forget(path, self._look)
 
     # -- what was told and not heard -----------------------------------------------------------------
 
-    def look_after(self, session: Session) -> bool:
+    def look_after(self) -> bool:
         """See whether they are there still, and are somebody's; return whether there are any.
 
         All that ends a wait is told, by a watch or by this client's own places. This is for what was told
@@ -104,24 +100,22 @@ class Blockers:
         if self._ahead is not None:
             paths.append(f"{self._node.directory}/{self._ahead.node}")
         for path in paths:
-            session.submit(jute.exists(path)).add_done_callback(
-                partial(self._on_looked_after, session, path)
-            )
+            looking = self._node.session.submit(jute.exists(path))
+            looking.add_done_callback(partial(self._on_looked_after, path))
         return bool(paths)
 
-    def _on_looked_after(
-        self, session: Session, path: str, answer: asyncio.Future[Answer[jute.Stat]]
-    ) -> None:
+    def _on_looked_after(self, path: str, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
         error = answer.exception()
         if isinstance(error, jute.ZooKeeperError):
             self._look()
-        elif error is None and self._is_nobodys(session, path, answer.result().value):
-            self._queues.start(self._clear(session, path))
+        elif error is None and self._is_nobodys(path, answer.result().value):
+            self._queues.start(self._clear(path))
 
-    def _is_nobodys(self, session: Session, path: str, stat: jute.Stat) -> bool:
+    def _is_nobodys(self, path: str, stat: jute.Stat) -> bool:
         """Tell whether a node is this session's, and no place of the client knows it."""
-        return stat.ephemeral_owner == session.id and request_of(path) not in self._queues.live
+        ours = stat.ephemeral_owner == self._node.session.id
+        return ours and request_of(path) not in self._queues.live
 
-    async def _clear(self, session: Session, path: str) -> None:
-        await self._queues.clear(session, path)
+    async def _clear(self, path: str) -> None:
+        await self._queues.clear(self._node.session, path)
         self._look()

@@ -10,7 +10,6 @@ from ..._model import Left
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .session import Session
 
 
 class Leaving:
@@ -36,21 +35,21 @@ class Leaving:
         """A leave is about to be sent."""
         self._held = self._held or held
 
-    async def delete(self, session: Session, *, granted: bool) -> Left:
+    async def delete(self, *, granted: bool) -> Left:
         """Delete the node."""
         node = self._node
         if node.path is None and (node.ambiguous or node.astray):
-            await node.find(session)
+            await node.find()
         repeated, self.sent = self.sent, True
         try:
             if node.path is not None:
-                await node.delete(session, node.path, self._on_deleted)
+                await node.delete(node.path, self._on_deleted)
             elif node.astray:
-                node.forget_receipt(session)
+                node.forget_receipt()
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
-            return await self._why(session, repeated)
+            return await self._why(repeated)
         return Left("released" if granted else "withdrawn")
 
     def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
@@ -59,33 +58,33 @@ class Leaving:
 
     # -- what has gone by itself ---------------------------------------------------------------------
 
-    async def _why(self, session: Session, repeated: bool) -> Left:
+    async def _why(self, repeated: bool) -> Left:
         """Return what a leave finds whose node has gone."""
-        self._broken = self._broken or await self._node.is_broken(session)
-        self._node.forget_receipt(session)
+        self._broken = self._broken or await self._node.is_broken()
+        self._node.forget_receipt()
         if self._discards:
             return Left("gone", "expired")
         if repeated and not self._broken:
             return Left("released")
         return Left("gone", "broken" if self._broken else "gone")
 
-    async def was_broken(self, session: Session) -> bool:
+    async def was_broken(self) -> bool:
         """Find out whether an operator has deleted the node."""
         try:
-            self._broken = await self._node.is_broken(session)
+            self._broken = await self._node.is_broken()
         except (jute.ZooKeeperError, BackendError):
             pass
         return self._broken
 
-    def discard(self, session: Session) -> None:
+    def discard(self) -> None:
         """The lease is over: delete the node, and again after a lost connection, unless a leave does."""
         if self.sent or self._node.is_over() or self._node.path is None:
             return
         self._discards = True
-        if session.is_up:
-            session.transact(self._node.deletion(self._node.path))
+        if self._node.session.is_up:
+            self._node.session.transact(self._node.deletion(self._node.path))
 
-    def on_up(self, session: Session) -> None:
+    def on_up(self) -> None:
         """There is a connection again."""
         if self._discards:
-            self.discard(session)
+            self.discard()

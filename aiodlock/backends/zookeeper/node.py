@@ -39,8 +39,9 @@ BROKEN = b"broken"
 class QueueNode:
     """What a request has in the store: a node in its queue, and a receipt. Every step may be repeated.
 
-    Mutable state: ``lifetime`` (of the session in which it is made), ``path`` (once known), ``created``
-    (by which transaction; of its owner's first node if that is earlier), ``making`` (the transaction that
+    Mutable state: ``_session`` (in which it is made; from the first attempt on) and its ``lifetime`` (from
+    when it may be there), ``path`` (once known), ``created`` (by which transaction; of its owner's first
+    node if that is earlier), ``making`` (the transaction that
     makes it, on its way), ``ambiguous`` (one went unanswered: a late duplicate may come), ``astray`` (its
     move to a seat did, or nobody waited for the answer: it is at one of two places), ``_joined`` (it
     is in its owner's seat).
@@ -54,6 +55,7 @@ class QueueNode:
         self.making: asyncio.Future[_Made] | None = None
         self.ambiguous: bool = False
         self.astray: bool = False
+        self._session: Session | None = None
         self._queues = queues
         self._terms = terms
         self._owner = owner
@@ -63,6 +65,21 @@ class QueueNode:
         self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self.id)
         self._receipt = f"{queues.root}/ids/{self.id}"
         self._joined = False
+
+    def begin(self, session: Session) -> None:
+        """It is to be made in this session."""
+        self._session = session
+
+    @property
+    def session(self) -> Session:
+        """The session that it is made in; none before ``begin``."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the servers owe answers."""
+        return self._session is None or self._session.is_silent
 
     def is_over(self) -> bool:
         """Whether the session in which it was made has ended, and it with that."""
@@ -127,23 +144,23 @@ class QueueNode:
         held = holders(entries)
         return [entry.node for entry in held if "x" in (entry.mode, self._mode)]
 
-    async def enter(self, session: Session, *, reads: bool) -> Queue | None:
+    async def enter(self, *, reads: bool) -> Queue | None:
         """Make the node, unless that is done; return the queue as it is after that.
 
         Without ``reads`` it returns None when the node was made, and the queue was not read.
         """
         with_queue = rooted = False
         while self.path is None and not self.is_over():
-            making = self.making = self._make(session, with_queue=with_queue)
+            making = self.making = self._make(with_queue=with_queue)
             making.add_done_callback(self._on_made)
             # Both are on their way at once: the queue is read behind the node's creation.
-            reading = self._queues.read_queue(session, self.directory) if reads else None
+            reading = self._read_queue() if reads else None
             try:
                 await asyncio.shield(making)
             except jute.Aborted as aborted:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
-                    return await self._read_and_adopt(session, reading)
+                    return await self._read_and_adopt(reading)
                 if aborted.code == jute.NODE_EXISTS and with_queue:
                     with_queue = False  # others have made it meanwhile
                 elif aborted.code != jute.NO_NODE:
@@ -156,51 +173,52 @@ class QueueNode:
                 else:
                     # What all receipts stand in, or all queues: somebody has deleted it.
                     rooted = True
-                    await session.make_root()
+                    await self.session.make_root()
             else:
-                return None if reading is None else await self._read_behind(session, reading)
-        return await self.read(session)
+                return None if reading is None else await self._read_behind(reading)
+        return await self.read()
 
-    def _make(self, session: Session, *, with_queue: bool) -> asyncio.Future[_Made]:
+    def _make(self, *, with_queue: bool) -> asyncio.Future[_Made]:
         """Send what makes the node."""
         if self._queues.is_known(self.directory) and not with_queue:
             # Two nodes of one queue must not have the same transaction: it is their token.
-            return session.transact(self.creation(), once=self.directory)
+            return self.session.transact(self.creation(), once=self.directory)
         # This one may fail, and would take others with it.
-        return session.submit(jute.multi(self.creation(queue=with_queue)))
+        return self.session.submit(jute.multi(self.creation(queue=with_queue)))
 
-    async def _read_behind(self, session: Session, reading: asyncio.Future[Queue]) -> Queue:
+    async def _read_behind(self, reading: asyncio.Future[Queue]) -> Queue:
         """Return the queue as it is with the node in it."""
-        entries = await self.read(session, reading)
+        entries = await self.read(reading)
         if entries.zxid >= self.created:
             return entries
         # It could not be made together with others, and was made after the reading; perhaps the queue was,
         # too, by others.
-        return await self.read(session)
+        return await self.read()
 
-    async def _read_and_adopt(
-        self, session: Session, reading: asyncio.Future[Queue] | None
-    ) -> Queue:
-        entries = await self.read(session, reading)
+    async def _read_and_adopt(self, reading: asyncio.Future[Queue] | None) -> Queue:
+        entries = await self.read(reading)
         try:
-            await self.adopt(session, entries)
+            await self.adopt(entries)
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
             return Queue()  # others have deleted it since
         return entries
 
-    async def read(self, session: Session, reading: asyncio.Future[Queue] | None = None) -> Queue:
+    async def read(self, reading: asyncio.Future[Queue] | None = None) -> Queue:
         """Read the queue that the node was made in. Others may have deleted it, the servers it.
 
         :param reading: one that is on its way.
         """
         try:
-            return await asyncio.shield(reading or self._queues.read_queue(session, self.directory))
+            return await asyncio.shield(reading or self._read_queue())
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
             return Queue()
+
+    def _read_queue(self) -> asyncio.Future[Queue]:
+        return self._queues.read_queue(self.session, self.directory)
 
     def creation(self, *, queue: bool = False) -> tuple[jute.Call[Any], ...]:
         """Return the calls of the transaction that makes a receipt and the node, and the queue with them.
@@ -237,13 +255,13 @@ class QueueNode:
             self.ambiguous = True
         self.making = None
 
-    async def adopt(self, session: Session, entries: Queue) -> None:
+    async def adopt(self, entries: Queue) -> None:
         """Take the node that an unanswered attempt has made: of this request, and of this session."""
         for entry in entries:
             if entry.request == self.id:
                 path = f"{self.directory}/{entry.node}"
-                data, stat = (await session.ask(jute.get_data(path))).value
-                if stat.ephemeral_owner != session.id:
+                data, stat = (await self.session.ask(jute.get_data(path))).value
+                if stat.ephemeral_owner != self.session.id:
                     raise BackendError(f"{path} belongs to another session", name=self._terms.name)
                 self.path = path
                 token = read_about(data).token
@@ -254,16 +272,16 @@ class QueueNode:
         at = entries.positions.get(self.id)
         return None if at is None else entries[at]
 
-    async def join(self, session: Session, seat: Entry) -> None:
+    async def join(self, seat: Entry) -> None:
         """Change over to the seat of the owner, who holds by another request, unless that has just gone."""
         assert self.path is not None
         path = f"{self.directory}/{seat.node}"
         try:
-            data, stat = (await session.ask(jute.get_data(path))).value
+            data, stat = (await self.session.ask(jute.get_data(path))).value
             token = read_about(data).token or stat.created
             name = f"{node_name(self._mode, self.id, self._tag)}{seat.node.rpartition(':')[2]}"
             node = f"{self.directory}/{name}"
-            await session.ask(
+            await self.session.ask(
                 jute.multi(
                     (
                         jute.check(path),
@@ -294,47 +312,41 @@ class QueueNode:
             return (jute.delete(node),)
         return jute.delete(node), jute.delete(self._receipt)
 
-    async def find(self, session: Session) -> None:
+    async def find(self) -> None:
         """Find what an unanswered attempt has made. Behind the receipt no late duplicate makes anything."""
         try:
-            await session.ask(jute.create(self._receipt, b"", jute.EPHEMERAL, self._queues.acl))
+            await self.session.ask(
+                jute.create(self._receipt, b"", jute.EPHEMERAL, self._queues.acl)
+            )
         except jute.ZooKeeperError as refused:
             if refused.code not in (jute.NODE_EXISTS, jute.NO_NODE):
                 raise
-        try:
-            entries = await asyncio.shield(self._queues.read_queue(session, self.directory))
-        except jute.ZooKeeperError as refused:
-            if refused.code != jute.NO_NODE:
-                raise
-            return
-        mine = self._find(entries)
+        mine = self._find(await self.read())
         if mine is not None:
             self.path = f"{self.directory}/{mine.node}"
 
-    def forget_receipt(self, session: Session) -> None:
+    def forget_receipt(self) -> None:
         """Its node has gone by itself: delete the receipt alone. One attempt: it ends with the session."""
-        if not self.ambiguous and session.is_up:
-            session.submit(jute.delete(self._receipt))
+        if not self.ambiguous and self.session.is_up:
+            self.session.submit(jute.delete(self._receipt))
 
-    async def is_broken(self, session: Session) -> bool:
+    async def is_broken(self) -> bool:
         """Tell whether an operator has deleted it: the receipt says so."""
         try:
-            return (await session.ask(jute.get_data(self._receipt))).value[0] == BROKEN
+            return (await self.session.ask(jute.get_data(self._receipt))).value[0] == BROKEN
         except jute.ZooKeeperError:
             return False
 
-    async def delete(
-        self, session: Session, node: str, then: Callable[[asyncio.Future[_Made]], object]
-    ) -> None:
+    async def delete(self, node: str, then: Callable[[asyncio.Future[_Made]], object]) -> None:
         """Delete it and its receipt. ``then`` gets the answer, also if nobody awaits it any more."""
-        deleting = session.transact(self.deletion(node))
+        deleting = self.session.transact(self.deletion(node))
         deleting.add_done_callback(then)
         try:
             await asyncio.shield(deleting)
         except jute.Aborted as aborted:
             if aborted.index == 0 or aborted.code != jute.NO_NODE:
                 raise
-            await session.ask(jute.delete(node))  # its receipt was deleted by somebody
+            await self.session.ask(jute.delete(node))  # its receipt was deleted by somebody
 
 
 def _short(request_id: str) -> str:

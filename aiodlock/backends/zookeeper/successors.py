@@ -14,7 +14,6 @@ from . import jute
 from .connection import Answer
 from .node import QueueNode
 from .queue import read_queue
-from .session import Session
 
 _Children = asyncio.Future[Answer[tuple[list[str], jute.Stat]]]
 
@@ -25,10 +24,9 @@ class Successors:
     Mutable state: ``_unwatch`` (ends the watch), ``_over``.
     """
 
-    __slots__ = ("_node", "_over", "_recalled", "_session", "_unwatch")
+    __slots__ = ("_node", "_over", "_recalled", "_unwatch")
 
-    def __init__(self, session: Session, node: QueueNode, recalled: Callable[[], object]) -> None:
-        self._session = session
+    def __init__(self, node: QueueNode, recalled: Callable[[], object]) -> None:
         self._node = node
         self._recalled = recalled
         self._unwatch: Callable[[], None] | None = None
@@ -37,11 +35,11 @@ class Successors:
 
     def look(self) -> None:
         """Read the queue, and watch it from then on; without a connection, when there is one again."""
-        if self._over or not self._session.is_up:
+        if self._over or not self._node.session.is_up:
             return
         self._forget_watch()
-        self._unwatch = self._session.watches.children(self._node.directory, self.look)
-        reading = self._session.submit(jute.get_children(self._node.directory, watch=True))
+        self._unwatch = self._node.session.watches.children(self._node.directory, self.look)
+        reading = self._node.session.submit(jute.get_children(self._node.directory, watch=True))
         reading.add_done_callback(self._on_read)
 
     def _on_read(self, reading: _Children) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiodlock._model import Left
-from aiodlock.backends.zookeeper import jute, place, queue
+from aiodlock.backends.zookeeper import jute, queue
 from aiodlock.backends.zookeeper.blockers import Blockers
 from aiodlock.backends.zookeeper.connection import Answer
 from aiodlock.backends.zookeeper.leaving import Leaving
@@ -15,7 +15,7 @@ from aiodlock.backends.zookeeper.lifetime import Lifetime
 from aiodlock.backends.zookeeper.node import QueueNode
 from aiodlock.backends.zookeeper.place import ZooKeeperPlace
 from aiodlock.backends.zookeeper.queue import Entry, Holds, Queue
-from aiodlock.backends.zookeeper.session import Session
+from aiodlock.backends.zookeeper.waiting import Waiter
 from aiodlock.backends.zookeeper.watches import Watches
 
 from ..scenario import Simulation
@@ -66,17 +66,16 @@ def _skips_one(entries: Queue, seat: int, mine: Entry, followed: bool) -> Any:
 
 async def _leaves_once(
     self: QueueNode,
-    session: Session,
     node: str,
     then: Callable[[asyncio.Future[Answer[list[object]]]], object],
 ) -> None:
     """A deletion that is not answered counts as done."""
-    deleting = session.transact(self.deletion(node))
+    deleting = self.session.transact(self.deletion(node))
     deleting.add_done_callback(then)
     await asyncio.wait([deleting])
 
 
-async def _finds_nothing(self: QueueNode, session: Session) -> None:
+async def _finds_nothing(self: QueueNode) -> None:
     """After a lost answer there is nothing to delete."""
 
 
@@ -97,20 +96,18 @@ def _always_has_time(self: ZooKeeperPlace) -> bool:
     return True
 
 
-def _holds_whoever_was_in_front(self: ZooKeeperPlace, held_until: int) -> None:
+def _holds_whoever_was_in_front(self: Waiter, held_until: int) -> None:
     """What stood in front has gone, whether it had held or not."""
-    session = self._session
-    if self._state is place._WAITING and session is not None and not self._node.is_over():
-        self._hold(session, followed=False)
-        self._listener.granted()
+    if self._waits and not self._node.is_over():
+        self._turn(False)
 
 
 def _follows_nobody(self: Blockers, ahead: Any) -> None:
     self._ahead = ahead
 
 
-def _token_is_the_number(self: ZooKeeperPlace, session: Session, followed: bool) -> None:
-    _HOLD(self, session, followed)
+def _token_is_the_number(self: ZooKeeperPlace, followed: bool) -> None:
+    _HOLD(self, followed)
     assert self._node.path is not None
     self.token = int(self._node.path.rpartition(":")[2]) + 1
 
@@ -165,7 +162,7 @@ ZOOKEEPER_VARIANTS = {
         seed=22,
     ),
     "zookeeper: holds whoever was in front": Variant(
-        _patched(ZooKeeperPlace, "_on_ahead_gone", _holds_whoever_was_in_front),
+        _patched(Waiter, "_on_ahead_gone", _holds_whoever_was_in_front),
         ("honesty", "fairness", "exclusion", "token"),
         kind=ZooKeeperScene,
     ),
