@@ -183,7 +183,7 @@ class Deadlocks:
         if parent is None or parent is task:
             return False
         return any(
-            one.name == request.name and one.terms.kind == request.terms.kind == "lock"
+            one.name == request.name and one.terms.kind == request.terms.kind and _is_watched(one)
             for one in self._bodies.held(parent)
         )
 

@@ -116,8 +116,9 @@ class Telling:
             "waits_for_parent",
             request.name,
             "%r is waited for by a task whose creator is inside a block on it: if the creator waits for "
-            "this task, both wait for ever; a child task is another owner (owner= makes one of both)",
+            "this task, both wait for ever; a child task is another owner%s",
             request.name,
+            " (owner= makes one of both)" if request.terms.kind == "lock" else "",
         )
 
     def deadlock(self, request: Request, cycle: Cycle) -> None:

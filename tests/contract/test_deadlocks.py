@@ -331,16 +331,22 @@ async def test_nothing_that_was_told_stays(make_client: MakeClient) -> None:
 
 
 @pytest.mark.stores("memory")
+@pytest.mark.parametrize("kind", ["lock", "once", "semaphore"])
 async def test_task_that_waits_for_what_its_creator_has_open_is_warned_about(
-    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     client = await make_client(deadlock_after=0.05)
 
+    def named(name: str) -> Any:
+        if kind == "lock":
+            return client.lock(name)
+        return client.once(name, keep=60) if kind == "once" else client.semaphore(name, 1)
+
     async def child() -> None:
-        async with client.lock("a"):
+        async with named("a"):
             pass
 
-    async with client.lock("a"):
+    async with named("a"):
         async with gathered(child()) as (task,):
             await until(lambda: "waits_for_parent" in events(caplog))
             assert not task.done()
