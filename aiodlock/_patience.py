@@ -7,6 +7,8 @@ smoothed deviation. It differs in three points:
   sending that it answers, and is a sample like any other (RFC 6298 must ignore it, by Karn's rule). Without
   late samples, a store that becomes slow stays too slow for ever.
 - When an answer does not come in time, the message is repeated; the connection is not cut.
+- An answer that is much quicker than the last ones counts little for the deviation, as in Linux's TCP. Else
+  a store that becomes quick seems slower at first, by far, and for many answers.
 - At least a quarter of the round trip is added, because the deviation of steady answers shrinks to nothing.
 
 Whether a connection is dead is another question: it is, when nothing *of its kind* is answered any more.
@@ -156,8 +158,10 @@ class Patience:
         if self._smoothed is None:
             self._smoothed, self._deviation = took, took / 2
             return
-        self._deviation += _DEVIATION_GAIN * (abs(self._smoothed - took) - self._deviation)
-        self._smoothed += _GAIN * (took - self._smoothed)
+        later = took - self._smoothed
+        off = abs(later) if later >= -self._deviation else -later * _GAIN
+        self._deviation += _DEVIATION_GAIN * (off - self._deviation)
+        self._smoothed += _GAIN * later
 
     def ran_out(self) -> None:
         """No answer came in time: wait twice as long for the next one, until there is an answer."""

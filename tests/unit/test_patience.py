@@ -45,6 +45,17 @@ def test_patience_shrinks_again_when_the_store_is_quick_again() -> None:
     assert patience.learned == LEAST
 
 
+def test_store_that_becomes_quick_does_not_seem_slower_first() -> None:
+    patience = Patience()
+    for _ in range(50):
+        patience.answered(4.0)
+    slow = patience.expected
+    for _ in range(8):
+        patience.answered(0.01)
+        assert patience.expected <= slow
+    assert patience.expected < 2.5
+
+
 @pytest.mark.parametrize(
     ("lease", "expected"), [(None, 8.0), (60.0, 8.0), (15.0, 5.0), (3.0, LEAST), (0.05, LEAST)]
 )
