@@ -143,3 +143,27 @@ async def test_far_nodes_are_waited_for_as_long_as_they_need(nodes: list[Embedde
         for way in ways:
             way.delay(0.0)
         await lease.release()
+
+
+async def test_nodes_that_are_too_slow_for_the_lease_are_told_instead_of_waited_for_without_end(
+    nodes: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        urls = [way.url for way in ways]
+        client = await stack.enter_async_context(aiodlock.Client(urls, unavailable_after=4.0))
+        lock = client.lock("name", ttl=0.5)
+        for way in ways:
+            way.delay(0.8)  # in time for an answer, and not for the lease
+        for acquiring in (lock.acquire(), lock.acquire(timeout=3.0), lock.acquire_nowait()):
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(aiodlock.BackendUnavailable, match="too slowly"):
+                    await acquiring
+        for way in ways:
+            await way.heal()
+
+        async def is_quick() -> bool:
+            async with lock:
+                return True
+
+        await until(is_quick, "a lease at quick nodes")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...._backoff import pause_after
 from ...._clock import now
+from ...._errors import BackendUnavailable
 from ...._model import Gone, Granted, Refused, StoreRequest, Waiting, first_request
 from .broadcast import Broadcast
 from .confirming import Confirming
@@ -96,6 +97,12 @@ class Asking:
             return gone
         if asked is not None and len(asked.answers) < self._nodes.majority:
             raise asked.failure(self._nodes.described, len(self._nodes.voters))
+        lease = tally.request.terms.waiter_ttl
+        if self._nodes.too_slow_for(lease):
+            raise BackendUnavailable(
+                f"{self._nodes.described}: the nodes answer too slowly for a lease of {lease:g} s; give the "
+                "lock a longer ttl (and waiter_ttl)"
+            )
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
         looks = self._looks(standing, asked.answers if asked is not None else {})
         if repeat_at is not None:

@@ -203,6 +203,10 @@ class Nodes:
         ]
         return len(usable) >= self.majority
 
+    def too_slow_for(self, lease: float) -> bool:
+        """Tell whether votes cannot be counted within such a lease (seconds) because answers take too long."""
+        return not self.can_count(lease) and self.can_count(_NEVER)
+
     @property
     def patience(self) -> float:
         """How long a majority of the nodes needs for its answers (seconds)."""
