@@ -72,7 +72,9 @@ class Departure:
                 left = await request.place.leave(end, within=_WITHIN)
             except BackendUnavailable:
                 # Its connection was cut: once more, in the time that is left.
-                async with asyncio.timeout(give_up_at - now()):
+                if (rest := give_up_at - now()) <= 0.0:
+                    raise
+                async with asyncio.timeout(rest):
                     left = await request.place.leave(end)
         except asyncio.CancelledError:
             await self._hand_over(request, end)

@@ -13,11 +13,12 @@ import aiodlock
 from aiodlock._clock import now
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import RedisBackend, events
+from aiodlock.backends.redis.scripts import LEAVE
 
 from ..conftest import MakeClient
 from ..inside import session_of
-from ..proxy import FaultProxy
-from ..scenes import store_of, until_cancelled, until_free
+from ..proxy import Command, FaultProxy
+from ..scenes import settled, store_of, until_cancelled, until_free
 from ..servers import Store, embedded
 from .scenes import (
     free_at_once,
@@ -392,6 +393,26 @@ async def test_leaving_a_body_returns_within_a_second_and_goes_on_in_the_backgro
     await until_free(client, "name")
     await no_places_soon(unlucky)
     await nothing_left(store, markers=True)
+
+
+@pytest.mark.stores("valkey9")
+async def test_leave_that_is_not_answered_within_a_second_is_sent_once_more_and_not_twice(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    sent = 0
+
+    def counts(command: Command) -> bool:
+        nonlocal sent
+        sent += LEAVE.sha in command.raw
+        return False
+
+    async with unlucky.lock("name", ttl=60.0):
+        proxy.drop_command(counts)
+        proxy.delay(1.5)
+    await settled(unlucky)
+    assert sent == 2
+    await proxy.heal()
+    await until_free(client, "name")
 
 
 @ways

@@ -24,7 +24,7 @@ from ..conftest import MakeClient
 from ..fault.scenes import calling
 from ..fault.test_cancelled import Steps, When, cancel_everywhere, drive
 from ..proxy import FaultProxy
-from ..scenes import bounded, is_held, store_of, until
+from ..scenes import SOON, bounded, is_held, store_of, until
 from .load import turns_so_far, until_turns
 from .quorum_load import Faults, contending
 from .witness import judge
@@ -702,3 +702,21 @@ async def test_nodes_that_become_far_keep_their_connections_and_the_leases(
         for proxy in proxies:
             await proxy.heal()
         await lease.release()
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_body_is_left_within_a_second_though_answers_take_longer(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([p.url for p in proxies], ttl=60.0, unavailable_after=60.0)
+        for proxy in proxies:
+            proxy.delay(3.0)
+        async with client.lock("name", timeout=60.0):
+            leaving = now()
+        left_within = now() - leaving
+        for proxy in proxies:
+            await proxy.heal()
+        await nothing_left(nodes, markers=True)
+        assert left_within < SOON

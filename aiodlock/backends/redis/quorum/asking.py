@@ -100,8 +100,8 @@ class Asking:
         lease = tally.request.terms.waiter_ttl
         if self._nodes.too_slow_for(lease):
             raise BackendUnavailable(
-                f"{self._nodes.described}: the nodes answer too slowly for a lease of {lease:g} s; give the "
-                "lock a longer ttl (and waiter_ttl)"
+                f"{self._nodes.described}: the nodes answer too slowly for a lease of {lease:g} s; give "
+                "the lock a longer ttl (and waiter_ttl)"
             )
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
         looks = self._looks(standing, asked.answers if asked is not None else {})

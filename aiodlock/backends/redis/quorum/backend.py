@@ -163,7 +163,7 @@ class QuorumBackend(Asked):
     def leave(
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Coroutine[Any, Any, Left]:
-        return self._leaving.leave(request, lost)
+        return self._leaving.leave(request, lost, within)
 
     def leave_later(
         self,

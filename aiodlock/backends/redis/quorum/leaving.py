@@ -21,6 +21,7 @@ from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._model import Left, StoreRequest
 from ...._tasks import start_soon
+from ...base import Unanswered
 from ...kept import give_back_unknown
 from .broadcast import Broadcast, too_few
 from .requests import Requests
@@ -63,11 +64,15 @@ class Leaving:
         self._unanswered = 0
         self._answered = asyncio.Event()
 
-    async def leave(self, request: StoreRequest, lost: bool) -> Left:
+    async def leave(self, request: StoreRequest, lost: bool, within: float | None) -> Left:
         """See ``KeptStore.leave``."""
         left = asyncio.get_running_loop().create_future()
         self._depart(request, lost, False, partial(_give, left))
-        result: Left | BackendError = await left
+        try:
+            async with asyncio.timeout(within):
+                result: Left | BackendError = await left
+        except TimeoutError as silent:
+            raise Unanswered(f"{self._nodes.described}: no answer for {within:g} s") from silent
         if isinstance(result, BackendError):
             raise result
         return result

@@ -204,7 +204,7 @@ class Nodes:
         return len(usable) >= self.majority
 
     def too_slow_for(self, lease: float) -> bool:
-        """Tell whether votes cannot be counted within such a lease (seconds) because answers take too long."""
+        """Tell whether answers alone take too long for votes to be counted within such a lease."""
         return not self.can_count(lease) and self.can_count(_NEVER)
 
     @property
