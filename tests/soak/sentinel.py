@@ -21,12 +21,13 @@ from typing import Final, Self
 
 import redis
 
+from aiodlock._clock import now
 from aiodlock._embedded import _free_port
 
 from ..servers import BINARIES
 from ..topology.servers import SERVICE, Node, Sentinel
 from .disk import Disk
-from .faults import Fault, Tormentor
+from .faults import Fault, Span, Tormentor
 from .wire import Wire
 
 _HOSTS: Final = Path("/etc/hosts")
@@ -181,6 +182,23 @@ class SentinelTormentor(Tormentor):
             "SIGSTOP of all sentinels": self._stop_sentinels,
             "all connections killed at once": self._kill_clients,
         }
+
+    async def run(self, pause: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._note_when_nothing_is_granted())
+            group.create_task(super().run(pause))
+
+    async def _note_when_nothing_is_granted(self) -> None:
+        """A fault lasts until a primary has a replica again. With more faults before the sentinels had made
+        one, both servers were primaries for two minutes."""
+        seen = now()
+        while True:
+            with suppress(redis.RedisError, OSError):
+                if await asyncio.to_thread(lambda: self._roles()[0].replicas()):
+                    if now() - seen > 2.0:
+                        self.spans.append(Span(seen, now(), "no replica", to_servers=True))
+                    seen = now()
+            await asyncio.sleep(0.5)
 
     # -- lines and names -------------------------------------------------------------------------
 
