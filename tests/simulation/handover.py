@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import aiodlock
@@ -23,7 +24,7 @@ from aiodlock.backends.redis.quorum.votes import Ballot, Tally
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient, Simulation
-from .server import Command
+from .server import Command, SimServer
 from .world import Process
 
 #: Leases are extended later than anybody waits.
@@ -33,6 +34,7 @@ _SETTLED = 0.1
 #: Longer than clients that enter together need to agree that the quorum is new: then waiters look again.
 _JUDGED = 1.5
 _TURNS = 5
+_STATE = b"aiodlock:2:lock:{n0}:state"
 
 
 def _all_well(simulation: Simulation) -> None:
@@ -40,10 +42,19 @@ def _all_well(simulation: Simulation) -> None:
     simulation.deaths, simulation.wrong_clocks = {}, {}
 
 
+def _has_vote(node: SimServer, id: str) -> bool:
+    if node.votes is None:
+        state = node.db.get(_STATE)
+        return state is not None and id.encode() in state.value._values
+    name = node.votes.names.get(_STATE)
+    return name is not None and id in name.state.fields
+
+
 class HandOver(QuorumSimulation):
     """One seed. Mutable state besides: ``_waits_since`` (by request id),
     ``_left_at`` (when a holder's leave reached a node last), ``_asked_at`` (by request id: when a node was
-    asked), ``_held`` (the requests that have come to hold)."""
+    asked), ``_has_votes`` (the requests that do not wait at all nodes), ``_held`` (those that have come to
+    hold)."""
 
     reads_late = 0.0
 
@@ -67,6 +78,7 @@ class HandOver(QuorumSimulation):
         self._waits_since: dict[str, float] = {}
         self._left_at = 0.0
         self._asked_at: dict[str, float] = {}
+        self._has_votes: set[str] = set()
         self._held: set[str] = set()
         self.restart_delay = _LASTING
         for node in self.nodes:
@@ -94,20 +106,27 @@ class HandOver(QuorumSimulation):
     def _look(self, process: Process) -> None:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
-                if request.state is WAITING:
-                    self._waits_since.setdefault(request.id, self.world.time)
+                if request.state is WAITING and request.id not in self._waits_since:
+                    self._waits_since[request.id] = self.world.time
+                    self.world.after(_SETTLED, self._look_for_votes, request.id)
                 elif request.state is HELD and request.id not in self._held:
                     self._held.add(request.id)
                     self._check(process, request.id)
 
+    def _look_for_votes(self, id: str) -> None:
+        """Those who ask together each get some votes, give them back, and ask again. Who keeps one that is
+        newer than those of the holder has to tell its token to the other nodes."""
+        if any(_has_vote(node, id) for node in self.nodes):
+            self._has_votes.add(id)
+
     def _check(self, process: Process, id: str) -> None:
-        since = self._waits_since.get(id)
-        if since is None or since + _SETTLED > self._left_at:
+        settled = self._waits_since.get(id, inf) + _SETTLED
+        if settled > self._left_at or id in self._has_votes:
             return
         self.outcomes["handed over"] = self.outcomes.get("handed over", 0) + 1
-        if self._asked_at[id] > since:
+        if self._asked_at[id] > settled:
             self.checkers.wrong(
-                "asks", f"{process}: {id} waited since {since:.3f}, and asked again"
+                "asks", f"{process}: {id} waits since {settled:.3f}, and asked again"
             )
 
 
