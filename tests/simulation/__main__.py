@@ -54,6 +54,14 @@ WORLDS: dict[str, type[Simulation]] = {
     "postgres": PostgresScene,
     "cluster": RedisClusterScene,
 }
+#: With ``--store memory``.
+ON_THE_MACHINE: dict[type[Simulation] | None, type[Simulation]] = {
+    None: MachineSimulation,
+    Lingers: LingersOnTheMachine,
+    HabitsOnRedis: Habits,
+    DeadlocksOnRedis: Deadlocks,
+    Threads: Threads,
+}
 
 
 def main() -> int:
@@ -165,19 +173,17 @@ def main() -> int:
     if chosen.summary:
         print(campaign.summary(chosen.summary))
         return 0
+    if chosen.idle and chosen.store not in IDLE:
+        parser.error(f"--idle needs --store {' or '.join(IDLE)}")
     if chosen.store in WORLDS:
         if chosen.kind is not None:
             parser.error(f"--store {chosen.store} is a world of its own")
         chosen.kind = IDLE[chosen.store] if chosen.idle else WORLDS[chosen.store]
-    if chosen.store == "memory" and chosen.kind is None:
-        chosen.kind = MachineSimulation
-    if chosen.store == "memory" and chosen.kind is Lingers:
-        chosen.kind = LingersOnTheMachine
-    if chosen.store == "memory" and chosen.kind is HabitsOnRedis:
-        chosen.kind = Habits
-    if chosen.store == "memory" and chosen.kind is DeadlocksOnRedis:
-        chosen.kind = Deadlocks
-    if chosen.kind is Threads and chosen.store != "memory":
+    if chosen.store == "memory":
+        if chosen.kind not in ON_THE_MACHINE:
+            parser.error("that world has scripts, and no --store memory")
+        chosen.kind = ON_THE_MACHINE[chosen.kind]
+    elif chosen.kind is Threads:
         parser.error("--threads needs --store memory")
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
