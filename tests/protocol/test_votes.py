@@ -1004,7 +1004,8 @@ async def test_vote_by_owner_is_confirmed_by_who_has_heard_of_it(node: Node) -> 
     token = await node.hold("a", owner="uann")
     await node.vote("b", ticket=2, owner="uann")
     await node.unvote("a")
-    answer = await node.vote("b", "held", ticket=2, owner="uann", token=token)
+    await node.vote("c", ticket=3)
+    answer = await node.vote("b", "held", ticket=2, owner="uann", token=token, known=token)
     assert answer[3] == "v"
     answer = await node.vote("b", "held", ticket=2, owner="uann", token=token, known=answer[1])
     assert answer[1:4:2] == [str(token), "c"]

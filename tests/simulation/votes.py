@@ -152,7 +152,17 @@ class Name:
             record.deadline = max(record.deadline, now + length)
             record.length = max(length, record.deadline - now)
 
-        votes, dead = self._load()
+        held = self._decode(state.fields[id]) if what == "held" and id in state.fields else None
+        if held is not None and held.live and (held.stage == "c" or held.token == known):
+            push(held)
+            held.token, held.stage = fence, "c"
+            self._remember(fence)
+            held.close()
+            self._put(held)
+            self._keep_until(held.closed_until)
+            return self._answer(id, [held], None, None)
+
+        votes, dead = self._load(id if what == "fence" and not waiters.fields else None)
         vote = _find(votes, id)
         overdue = vote is not None and not vote.live
         if id in dead:
@@ -166,11 +176,9 @@ class Name:
         waiter = None
         if vote is not None:
             push(vote)
-            if what == "held" and (vote.stage == "c" or vote.token == known):
-                vote.token, vote.stage = fence, "c"
-                self._remember(fence)
-            elif what == "fence" and fence >= vote.token:
-                if any(one.token == fence and one.owner != owner for one in votes):
+            if what == "fence" and fence >= vote.token:
+                others = state.fields.values() if mode == "s" and fence != vote.token else ()
+                if any(one.token == fence and one.owner != owner for one in others):
                     vote.token, vote.stage = self._next_token(), "v"
                 else:
                     vote.token, vote.stage = fence, "c"
@@ -223,9 +231,10 @@ class Name:
             self._touch(True)
             self.markers[id] = self._now + marker
         head_before = self._head()
-        votes, dead = self._load()
+        gives_back = what in ("yield", "rest")
+        votes, dead = self._load(None if gives_back or self.waiters.fields else id)
         vote = _find(votes, id)
-        if what in ("yield", "rest"):
+        if gives_back:
             oldest = self._find_oldest()
             meant = vote is not None and vote.live and vote.is_open and vote.token == token
             stays = what == "yield" and vote is not None and not _in_the_way(vote, oldest)
@@ -332,9 +341,9 @@ class Name:
             v.words, live, set_back, closed,
         )  # fmt: skip
 
-    def _load(self) -> tuple[list[Vote], list[str]]:
+    def _load(self, only: str | None = None) -> tuple[list[Vote], list[str]]:
         votes, dead = [], []
-        for stored in list(self.state.fields.values()):
+        for stored in [one for one in self.state.fields.values() if only is None or one.id == only]:
             vote = self._decode(stored)
             if self._now < vote.closed_until:
                 if vote.set_back and self._may_write():

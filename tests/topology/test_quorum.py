@@ -720,3 +720,30 @@ async def test_body_is_left_within_a_second_though_answers_take_longer(
             await proxy.heal()
         await nothing_left(nodes, markers=True)
         assert left_within < SOON
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_reader_that_holds_on_or_leaves_costs_no_node_a_look_at_all_others(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """With a thousand readers, nodes that looked at all for each one lost them all."""
+    client = await make_client([node.url for node in nodes], ttl=60.0)
+    readers = 50
+    async with asyncio.TaskGroup() as group:
+        reading = [group.create_task(client.rwlock("name").read.acquire()) for _ in range(readers)]
+    leases = [task.result() for task in reading]
+
+    async def looks() -> int:
+        """Return how often nodes have read whole hashes."""
+        found = 0
+        for node in nodes:
+            async with Redis.from_url(node.url) as raw:
+                stats = await raw.info("commandstats")
+                found += stats.get("cmdstat_hgetall", {}).get("calls", 0)
+        return found
+
+    before = await looks()
+    await asyncio.gather(*(lease.extend() for lease in leases))
+    await asyncio.gather(*(lease.release() for lease in leases))
+    await nothing_left(nodes)
+    assert await looks() - before < readers

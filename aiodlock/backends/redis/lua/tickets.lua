@@ -44,10 +44,11 @@ local function encode_vote(vote)
   }, ' ') .. vote.words
 end
 
-local function load_votes(state)
+-- Those that block, and the ids of the others; `only` of this request, if it is named.
+local function load_votes(state, only)
   local votes, dead = {}, {}
-  local fields = redis.call('HGETALL', state)
-  for i = 1, #fields, 2 do
+  local fields = only and {only, redis.call('HGET', state, only) or nil} or redis.call('HGETALL', state)
+  for i = 1, #fields - 1, 2 do
     local vote = decode_vote(fields[i], fields[i + 1])
     if now < vote.closed_until then
       if vote.set_back then

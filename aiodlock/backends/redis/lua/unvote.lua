@@ -70,7 +70,8 @@ local function hand_on()
   return {'released'}
 end
 
-if what == 'ended' and ARGV[3] == '0' then
+local is_queue = redis.call('EXISTS', keys.queue) == 1
+if is_queue and what == 'ended' and ARGV[3] == '0' then
   local answer = hand_on()
   if answer then
     return answer
@@ -84,7 +85,8 @@ if ARGV[3] ~= '0' then
   redis.call('SET', marker, '1', 'PX', ARGV[3])
 end
 local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]
-local votes, dead = load_votes(keys.state)
+-- While nobody waits, a leave changes nothing for the others: there may be thousands of readers.
+local votes, dead = load_votes(keys.state, not is_queue and not gives_back and id)
 local vote, index = find(votes, id)
 
 if gives_back then

@@ -82,16 +82,40 @@ local function push(record)
   record.length = math.max(length, record.deadline - now)
 end
 
+local function keep(vote)
+  vote.closed_until = closed_until(vote)
+  redis.call('HSET', keys.state, id, encode_vote(vote))
+  keep_until(keys.state, vote.closed_until)
+end
+
+-- Who goes on holding changes nothing for others, and need not know them: there may be thousands of readers.
+local held = what == 'held' and redis.call('HGET', keys.state, id)
+if held then
+  local vote = decode_vote(id, held)
+  if vote.live and (vote.stage == 'c' or vote.token == ARGV[14]) then
+    push(vote)
+    vote.token, vote.stage = fence, 'c'
+    remember(fence)
+    keep(vote)
+    return answer(keys, id, {vote})
+  end
+end
+
 -- Readers that hold together are told apart by their tokens too; the holds of one owner have the same.
-local function taken(votes, token)
-  for _, other in ipairs(votes) do
-    if other.token == token and other.owner ~= owner then
-      return true
+local function taken(token)
+  local word = ' ' .. token .. ' '
+  for _, text in ipairs(mode == 'x' and {} or redis.call('HGETALL', keys.state)) do
+    if string.find(text, word, 1, true) then
+      local _, its_token, _, _, _, its_owner = read_vote(text)
+      if its_token == token and its_owner ~= owner then
+        return true
+      end
     end
   end
 end
 
-local votes, dead = load_votes(keys.state)
+-- While nobody waits, a token that is written changes nothing for others either.
+local votes, dead = load_votes(keys.state, what == 'fence' and redis.call('EXISTS', keys.queue) == 0 and id)
 local vote = find(votes, id)
 local overdue = vote ~= nil and not vote.live
 for i = #dead, 1, -1 do
@@ -108,11 +132,8 @@ end
 local waiter
 if vote then
   push(vote)
-  if what == 'held' and (vote.stage == 'c' or vote.token == ARGV[14]) then
-    vote.token, vote.stage = fence, 'c'
-    remember(fence)
-  elseif what == 'fence' and tonumber(fence) >= tonumber(vote.token) then
-    if taken(votes, fence) then
+  if what == 'fence' and tonumber(fence) >= tonumber(vote.token) then
+    if fence ~= vote.token and taken(fence) then
       vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
     else
       vote.token, vote.stage = fence, 'c'
@@ -121,9 +142,7 @@ if vote then
   elseif (what == 'ask' or what == 'wait') and vote.stage == 'c' and tonumber(fence) >= tonumber(vote.token) then
     vote.stage = 'v' -- its client could not confirm it by a majority
   end
-  vote.closed_until = closed_until(vote)
-  redis.call('HSET', keys.state, id, encode_vote(vote))
-  keep_until(keys.state, vote.closed_until)
+  keep(vote)
 else
   local token, exclusive = confirmed_hold(owner, votes)
   local deadlock = token and mode == 'x' and not exclusive
