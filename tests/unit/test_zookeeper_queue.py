@@ -7,6 +7,7 @@ import random
 import pytest
 
 from aiodlock.backends.zookeeper.queue import (
+    Asked,
     Barred,
     Blocked,
     Entry,
@@ -14,7 +15,6 @@ from aiodlock.backends.zookeeper.queue import (
     Joins,
     Queue,
     holders,
-    node_name,
     owner_tag,
     read_queue,
     standing,
@@ -127,7 +127,7 @@ def test_what_others_put_into_the_queue_is_left_out() -> None:
 
 
 def test_name_of_a_node_is_read_back() -> None:
-    (entry,) = _queue(f"{node_name('x', 'h-1', 'tag')}0000000012")
+    (entry,) = _queue(f"{Asked('h-1', 'x', 'tag', 0).node_name}0000000012")
     assert entry[:4] == (12, "x", "h-1", "tag")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .queue import Blocked, request_of
+from .queue import Blocked
 from .queues import Queues
 from .stands import Behind, Stand
 
@@ -20,8 +19,8 @@ class Blockers:
     ``look`` is called when one of them has gone or was written, ``ahead_gone`` when the place that it
     follows has gone, ``refused`` when the servers do not let this client watch one of them.
 
-    Mutable state: ``_watched`` (the paths of nodes), ``_ahead`` (the one that is
-    followed, if it is this client's).
+    Mutable state: ``_watched`` (the paths of nodes), ``_ahead`` (the one that is followed, if it is this
+    client's), ``_known`` (what these are for, unless one of them was changed since).
     """
 
     def __init__(
@@ -39,6 +38,7 @@ class Blockers:
         self._refused = refused
         self._watched: list[str] = []
         self._ahead: Stand | None = None
+        self._known: Blocked | None = None
 
     def __repr__(self) -> str:
         ahead = None if self._ahead is None else self._ahead.node
@@ -46,10 +46,13 @@ class Blockers:
 
     def wait_for(self, blocked: Blocked) -> None:
         """Wait for these, and no others."""
+        if blocked == self._known and not blocked.hears:
+            return
         self.clear()
+        self._known = blocked
         directory = self._node.directory
         for node in blocked.by:
-            ahead = None if self._node.limit else self._queues.stands.find(directory, node)
+            ahead = None if self._node.asked.limit else self._queues.stands.find(directory, node)
             if ahead is not None:
                 self.follow(ahead)
             else:
@@ -61,8 +64,12 @@ class Blockers:
         ahead.behind.append(self._on_ahead_gone)
 
     def _on_ahead_gone(self, held_until: int) -> None:
-        self._ahead = None
+        self._ahead = self._known = None
         self._ahead_gone(held_until)
+
+    def _on_changed(self) -> None:
+        self._known = None  # a watch tells once
+        self._look()
 
     def _watch(self, path: str, *, hears: bool) -> None:
         self._watched.append(path)
@@ -71,51 +78,19 @@ class Blockers:
             error = answer.exception()
             if isinstance(error, jute.ZooKeeperError):
                 if error.code == jute.NO_NODE:
-                    self._look()  # it has gone already
+                    self._on_changed()  # it has gone already
                 elif path in self._watched:
                     self._refused(error)
             elif error is None and hears and answer.result().value[1].version > 0:
-                self._look()  # it was written after the queue was read, and before it was watched
+                self._on_changed()  # it was written after the queue was read, and before it was watched
 
-        self._node.session.watches.data(path, self._look).add_done_callback(on_answer)
+        self._node.session.watches.data(path, self._on_changed).add_done_callback(on_answer)
 
     def clear(self) -> None:
         """Wait for none any more."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._known = self._ahead, None, None
         if ahead is not None and self._on_ahead_gone in ahead.behind:
             ahead.behind.remove(self._on_ahead_gone)
         watched, self._watched = self._watched, []
         for path in watched:
-            self._node.session.watches.forget(path, self._look)
-
-    # -- what was told and not heard -----------------------------------------------------------------
-
-    def look_after(self) -> bool:
-        """See whether they are there still, and are somebody's; return whether there are any.
-
-        All that ends a wait is told, by a watch or by this client's own places. This is for what was told
-        and not heard: it must not block a name for as long as the client lives.
-        """
-        paths = list(self._watched)
-        if self._ahead is not None:
-            paths.append(f"{self._node.directory}/{self._ahead.node}")
-        for path in paths:
-            looking = self._node.session.submit(jute.exists(path))
-            looking.add_done_callback(partial(self._on_looked_after, path))
-        return bool(paths)
-
-    def _on_looked_after(self, path: str, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
-        error = answer.exception()
-        if isinstance(error, jute.ZooKeeperError):
-            self._look()
-        elif error is None and self._is_nobodys(path, answer.result().value):
-            self._queues.start(self._clear(path))
-
-    def _is_nobodys(self, path: str, stat: jute.Stat) -> bool:
-        """Tell whether a node is this session's, and no place of the client knows it."""
-        ours = stat.ephemeral_owner == self._node.session.id
-        return ours and request_of(path) not in self._queues.live
-
-    async def _clear(self, path: str) -> None:
-        await self._queues.clear(self._node.session, path)
-        self._look()
+            self._node.session.watches.forget(path, self._on_changed)

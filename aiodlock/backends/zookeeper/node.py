@@ -13,19 +13,7 @@ from . import jute
 from .about import About, read_about, write_about
 from .connection import Answer
 from .lifetime import Lifetime
-from .queue import (
-    Barred,
-    Blocked,
-    Entry,
-    Holds,
-    Joins,
-    Queue,
-    holders,
-    is_wanted,
-    node_name,
-    owner_tag,
-    standing,
-)
+from .queue import Asked, Barred, Blocked, Entry, Holds, Joins, Queue, owner_tag
 from .queues import Queues
 from .session import Session
 
@@ -41,10 +29,9 @@ class QueueNode:
 
     Mutable state: ``_session`` (in which it is made; from the first attempt on) and its ``lifetime`` (from
     when it may be there), ``path`` (once known), ``created`` (by which transaction; of its owner's first
-    node if that is earlier), ``making`` (the transaction that
-    makes it, on its way), ``ambiguous`` (one went unanswered: a late duplicate may come), ``astray`` (its
-    move to a seat did, or nobody waited for the answer: it is at one of two places), ``_joined`` (it
-    is in its owner's seat).
+    node if that is earlier), ``making`` (the transaction that makes it, on its way), ``ambiguous`` (one
+    went unanswered: a late duplicate may come), ``astray`` (its move to a seat did, or nobody waited for
+    the answer: it is at one of two places), ``_joined`` (it is in its owner's seat).
     """
 
     def __init__(self, queues: Queues, terms: Terms, request_id: str, owner: str) -> None:
@@ -60,9 +47,12 @@ class QueueNode:
         self._terms = terms
         self._owner = owner
         self.id: str = _short(request_id)
-        mode = "x" if terms.mode == "exclusive" else "s"
-        self._mode = str(terms.limit) if terms.limit else mode
-        self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self.id)
+        self.asked: Asked
+        if terms.limit:
+            self.asked = Asked(self.id, str(terms.limit), "", terms.limit)
+        else:
+            tag = owner_tag(_short_owner(owner), self.id)
+            self.asked = Asked(self.id, "x" if terms.mode == "exclusive" else "s", tag, 0)
         self._receipt = f"{queues.root}/ids/{self.id}"
         self._joined = False
 
@@ -101,19 +91,9 @@ class QueueNode:
         )
 
     @property
-    def limit(self) -> int:
-        """How many may hold, of a semaphore; else 0."""
-        return self._terms.limit
-
-    @property
     def may_join(self) -> bool:
         """Whether its owner may come to hold by another request."""
-        return self._tag != "" and not self._joined and self._owner.startswith("u")
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the queue alone decides: it is no semaphore's, and its owner cannot hold already."""
-        return not self._terms.limit and self._tag == ""
+        return self.asked.owner != "" and not self._joined and self._owner.startswith("u")
 
     @property
     def is_alone(self) -> bool:
@@ -122,27 +102,7 @@ class QueueNode:
 
     def where(self, entries: Queue) -> Holds | Blocked | Joins | Barred | None:
         """Tell where it stands; None if it is not there."""
-        mine = self._find(entries)
-        return None if mine is None else standing(entries, mine, joined=self._joined)
-
-    def is_taken(self, entries: Queue) -> bool:
-        """Tell whether a node at the end of the queue would have to wait, its owner's other nodes apart."""
-        if not entries or self._tag:
-            return False
-        if self._terms.limit:
-            seats = {entry.number for entry in entries}
-            return entries[0].limit == self._terms.limit and len(seats) >= self._terms.limit
-        return self._mode == "x" or any(entry.mode == "x" for entry in entries)
-
-    def is_wanted(self, entries: Queue) -> bool:
-        """Tell whether another owner waits for this node, which holds."""
-        mine = self._find(entries)
-        return mine is not None and is_wanted(entries, mine)
-
-    def blocked_by(self, entries: Queue) -> list[str]:
-        """Return the nodes that hold, and are why this one would have to wait."""
-        held = holders(entries)
-        return [entry.node for entry in held if "x" in (entry.mode, self._mode)]
+        return self.asked.where(entries, joined=self._joined)
 
     async def enter(self, *, reads: bool) -> Queue | None:
         """Make the node, unless that is done; return the queue as it is after that.
@@ -227,7 +187,7 @@ class QueueNode:
         The servers delete a queue that has become empty, and never one that nothing was ever in.
         """
         acl = self._queues.acl
-        path = f"{self.directory}/{node_name(self._mode, self.id, self._tag)}"
+        path = f"{self.directory}/{self.asked.node_name}"
         flags = jute.EPHEMERAL | jute.SEQUENTIAL
         receipt = jute.create(self._receipt, b"", jute.EPHEMERAL, acl)
         node = jute.create(path, self.about(), flags, acl)
@@ -268,10 +228,6 @@ class QueueNode:
                 self.created = token or stat.created
                 self._joined = self._joined or token != 0
 
-    def _find(self, entries: Queue) -> Entry | None:
-        at = entries.positions.get(self.id)
-        return None if at is None else entries[at]
-
     async def join(self, seat: Entry) -> None:
         """Change over to the seat of the owner, who holds by another request, unless that has just gone."""
         assert self.path is not None
@@ -279,7 +235,7 @@ class QueueNode:
         try:
             data, stat = (await self.session.ask(jute.get_data(path))).value
             token = read_about(data).token or stat.created
-            name = f"{node_name(self._mode, self.id, self._tag)}{seat.node.rpartition(':')[2]}"
+            name = f"{self.asked.node_name}{seat.node.rpartition(':')[2]}"
             node = f"{self.directory}/{name}"
             await self.session.ask(
                 jute.multi(
@@ -321,7 +277,7 @@ class QueueNode:
         except jute.ZooKeeperError as refused:
             if refused.code not in (jute.NODE_EXISTS, jute.NO_NODE):
                 raise
-        mine = self._find(await self.read())
+        mine = self.asked.find(await self.read())
         if mine is not None:
             self.path = f"{self.directory}/{mine.node}"
 

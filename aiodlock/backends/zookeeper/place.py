@@ -1,15 +1,15 @@
 """One request's place: what the core asks of it, and what its session tells.
 
 ``node`` is what it has in the store, ``own_watch`` whether that is there still, ``seat`` how it goes over
-to its owner's, ``waiting`` how it comes to hold, ``holding`` how it holds, and ``leaving`` how its node is
-deleted.
+to its owner's; ``entering`` is how the request gets it, ``waiting`` how it comes to hold, ``holding`` how
+it holds, and ``leaving`` how its node is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
@@ -17,23 +17,19 @@ from ..._model import End, Gone, Granted, Left, Refused, Terms, Waiting
 from ..base import Listener, Unanswered
 from ..stage import ASKING, HELD, NEW, OVER, WAITING, Stage
 from . import jute
+from .entering import Entering, check_ttl
 from .holding import Holding
 from .leaving import Leaving
 from .node import QueueNode
 from .own_watch import OwnWatch
-from .queue import Barred, Blocked, Holds, Joins
+from .queue import Holds
 from .queues import Queues
 from .seat import Seat
 from .session import Session
-from .stands import Stand
 from .waiting import Waiter
 
 #: How long an acquire waits for a connection before it says that there is none.
 _WAIT_UP = 1.0
-#: The timeout that servers grant is in whole milliseconds.
-_ROUNDED = 0.0015
-#: A session of fewer ticks is over before three writes have shown that the leader has heard of it.
-_FEWEST_TICKS = 1.25
 
 
 class ZooKeeperPlace:
@@ -65,6 +61,7 @@ class ZooKeeperPlace:
         self._stage: Stage = NEW
         self._seat = Seat(queues, node)
         self._holding = Holding(node, listener.recalled)
+        self._entering = Entering(queues, node, self._seat)
         self._own_watch = OwnWatch(queues, node, self._on_node_gone, self._holding.on_written)
         self._waiter = Waiter(
             queues,
@@ -110,9 +107,9 @@ class ZooKeeperPlace:
                 node.begin(self._session_of(self._terms.ttl))
             session = node.session
             await session.wait_up(_WAIT_UP)
-            self._check_ttl(session)
+            check_ttl(self._terms, session)
             asked_before, self._stage = self._stage is not NEW, ASKING
-            if not wait and not asked_before and await self._is_taken(session):
+            if not wait and not asked_before and await self._entering.is_taken():
                 self.abandon()
                 return Refused("busy")
             # Not earlier: what has only looked is not over when the session ends.
@@ -120,94 +117,18 @@ class ZooKeeperPlace:
                 node.lifetime = session.lifetime
                 session.members.add(self)
                 self._queues.live.add(node.id)
-            return await self._ask(wait=wait)
+            found = await self._entering.enter(wait=wait)
         except jute.ZooKeeperError as refused:
             raise node.refused(refused) from refused
-
-    async def _is_taken(self, session: Session) -> bool:
-        """Look at the queue as it is now. What is refused for this costs no commit, and leaves nothing."""
-        node = self._node
-        await self._queues.leaves.until_arrived(node.directory, but=session)
-        session.submit(jute.sync(node.directory))
-        entries = await node.read()
-        taken = node.is_taken(entries)
-        if taken:
-            self._recall(node.blocked_by(entries))
-        return taken
-
-    def _recall(self, nodes: Sequence[str]) -> None:
-        """Tell those of them that linger: who is refused does not stay in the queue that they watch."""
-        if not self._terms.limit:
-            paths = [f"{self._node.directory}/{node}" for node in nodes]
-            self._queues.start(self._queues.recall(self._node.session, paths))
-
-    def _check_ttl(self, session: Session) -> None:
-        ttl, granted, longest = self._terms.ttl, session.granted, self._terms.max_hold
-        # What is held for no longer than its ttl is deleted by the client itself.
-        brief = longest is not None and longest <= ttl
-        if granted > session.timeout + _ROUNDED and not brief:
-            raise Unsupported(
-                f"ttl={ttl:g} is shorter than the shortest session that these servers grant, {granted:g} s "
-                "(minSessionTimeout, by default 2 * tickTime)",
-                name=self._terms.name,
-            )
-        if granted < session.timeout - _ROUNDED:
-            raise Unsupported(
-                f"ttl={ttl:g} is longer than the longest session that these servers grant, {granted:g} s "
-                "(maxSessionTimeout, by default 20 * tickTime)",
-                name=self._terms.name,
-            )
-        tick = session.tick
-        if granted < _FEWEST_TICKS * tick:
-            raise Unsupported(
-                f"ttl={ttl:g} is too short for tick_time={tick:g}: no lease could be extended. Give the "
-                "servers' tickTime in seconds, as tick_time= in the URL, or a ttl of at least "
-                f"{_FEWEST_TICKS * tick:g}",
-                name=self._terms.name,
-            )
-
-    async def _ask(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        node, exclusive = self._node, self._terms.mode == "exclusive"
-        while not node.is_over():
-            near = node.is_plain and self._queues.stands.ends_with_exclusive(
-                node.directory, node.session
-            )
-            entries = await node.enter(reads=not near)
-            if node.is_over():
-                break
-            ahead = self._seat.begin(exclusive=exclusive)
-            if entries is None and ahead is not None:
-                if wait:
-                    return self._wait(ahead)
-                self._recall([ahead.node])
-                return Refused("busy", unsure=True)
-            if entries is None:
-                entries = await node.read()
-            match node.where(entries):
-                case None:
-                    return Gone("broken")  # somebody has deleted it before it was known here
-                case Joins(seat):
-                    await self._seat.join(seat)
-                case Barred(limit):
-                    # The core leaves: the node is there.
-                    return Refused("limit" if limit else "deadlock", limit, unsure=True)
-                case Blocked() as blocked:
-                    if wait:
-                        return self._wait(blocked)
-                    self._recall(node.blocked_by(entries))
-                    return Refused("busy", unsure=True)
-                case Holds(followed):
-                    if not self._has_time:
-                        waiting = self._wait(None)
-                        self._wait_for_time()
-                        return waiting
-                    self._hold(followed)
-                    return Granted(self.token, self.deadline)
-        return Gone("expired")
-
-    def _wait(self, behind: Blocked | Stand | None) -> Waiting:
+        if isinstance(found, Holds) and self._has_time:
+            self._hold(found.followed)
+            return Granted(self.token, self.deadline)
+        if isinstance(found, Gone | Refused):
+            return found
         self._stage = WAITING
-        self._waiter.begin(behind)
+        self._waiter.begin(found)
+        if isinstance(found, Holds):
+            self._wait_for_time()
         return Waiting(self.deadline, None)
 
     # -- a waiter's grant ----------------------------------------------------------------------------
@@ -316,7 +237,10 @@ class ZooKeeperPlace:
         self._lose("expired")
 
     def look_after(self) -> None:
-        self._waiter.look_after()
+        """All that ends a wait is told, by a watch or by this client's own places. What was told and not
+        heard must not block a name for as long as the client lives; nor a node of its own that no request
+        counts as its own, which who reads the queue deletes."""
+        self._waiter.look()
 
     # -- leaving -------------------------------------------------------------------------------------
 

@@ -87,9 +87,56 @@ class Barred(NamedTuple):
     limit: int
 
 
-def node_name(mode: str, request: str, owner: str) -> str:
-    """Return a node's name without the number, which the server adds."""
-    return f"{mode}:{request}:{owner}:"
+class Asked(NamedTuple):
+    """A request, as the name of its node tells of it. ``limit``: of a semaphore, else 0."""
+
+    request: str
+    mode: str
+    owner: str
+    limit: int
+
+    @property
+    def node_name(self) -> str:
+        """The node's name without the number, which the server adds."""
+        return f"{self.mode}:{self.request}:{self.owner}:"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the queue alone decides: it is no semaphore's, and its owner cannot hold already."""
+        return not self.limit and not self.owner
+
+    def find(self, entries: Queue) -> Entry | None:
+        """Return its node."""
+        at = entries.positions.get(self.request)
+        return None if at is None else entries[at]
+
+    def where(self, entries: Queue, *, joined: bool) -> Holds | Blocked | Joins | Barred | None:
+        """Tell where it stands; None if it is not there. ``joined``: it has its owner's seat."""
+        mine = self.find(entries)
+        return None if mine is None else standing(entries, mine, joined=joined)
+
+    def is_taken(self, entries: Queue) -> bool:
+        """Tell whether a node at the end of the queue would have to wait, its owner's other nodes apart."""
+        if not entries or self.owner:
+            return False
+        if self.limit:
+            seats = {entry.number for entry in entries}
+            return entries[0].limit == self.limit and len(seats) >= self.limit
+        return self.mode == "x" or any(entry.mode == "x" for entry in entries)
+
+    def is_wanted(self, entries: Queue) -> bool:
+        """Tell whether another owner waits for its node, which holds."""
+        mine = self.find(entries)
+        if mine is None:
+            return False
+        waiting, owner = entries[len(holders(entries)) :], _owner_of(mine)
+        return any(
+            "x" in (entry.mode, self.mode) and _owner_of(entry) != owner for entry in waiting
+        )
+
+    def blocked_by(self, entries: Queue) -> list[str]:
+        """Return the nodes that hold, and are why its own would have to wait."""
+        return [entry.node for entry in holders(entries) if "x" in (entry.mode, self.mode)]
 
 
 def request_of(path: str) -> str:
@@ -142,17 +189,6 @@ def holders(entries: Iterable[Entry]) -> list[Entry]:
         held += nodes
         shared = shared and not alone
     return held
-
-
-def is_wanted(entries: Queue, mine: Entry) -> bool:
-    """Tell whether another owner waits for this one, which holds."""
-    waiting = entries[len(holders(entries)) :]
-    owner = _owner_of(mine)
-    return any(_conflict(entry, mine) and _owner_of(entry) != owner for entry in waiting)
-
-
-def _conflict(one: Entry, other: Entry) -> bool:
-    return "x" in (one.mode, other.mode)
 
 
 def standing(

@@ -25,10 +25,11 @@ class Seat:
         self._queues = queues
         self._stand: Stand | None = None
 
-    def begin(self, *, exclusive: bool) -> Stand | None:
+    def begin(self) -> Stand | None:
         """Tell other places of this client of the node; return the one right in front, if it is ours."""
         node = self._node
-        if self._stand is None and node.path is not None and not node.limit:
+        if self._stand is None and node.path is not None and not node.asked.limit:
+            exclusive = node.asked.mode == "x"
             self._stand = Stand(
                 node.path, session=node.session, exclusive=exclusive, alone=node.is_alone
             )

@@ -45,7 +45,7 @@ class Successors:
     def _on_read(self, reading: _Children) -> None:
         if self._over or reading.exception() is not None:
             return
-        if self._node.is_wanted(read_queue(reading.result().value[0])):
+        if self._node.asked.is_wanted(read_queue(reading.result().value[0])):
             self.tell()
 
     def tell(self) -> None:

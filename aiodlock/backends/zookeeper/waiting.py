@@ -46,12 +46,12 @@ class Waiter:
         self._waits = False
         self._looking = False
 
-    def begin(self, behind: Blocked | Stand | None) -> None:
+    def begin(self, behind: Blocked | Stand | Holds) -> None:
         """Wait for these nodes, for another place of this client, or for nothing that is in the queue."""
         self._wait()
         if isinstance(behind, Stand):
             self._blockers.follow(behind)
-        elif behind is not None and self._node.session.is_up:
+        elif isinstance(behind, Blocked) and self._node.session.is_up:
             self._blockers.wait_for(behind)  # else it looks when there is a connection
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ class Waiter:
             return
         # A node that is younger than that deletion stands in another queue, which was made since.
         next_then = held_until >= self._node.created > 0
-        if next_then and self._node.is_plain and not self._node.is_over():
+        if next_then and self._node.asked.is_plain and not self._node.is_over():
             self._turn(False)
         else:
             self.look()
@@ -87,13 +87,6 @@ class Waiter:
         """The request would not hear of the end of what blocks it: another user has made that."""
         if self._waits:
             self._unavailable(BackendUnavailable(str(self._node.refused(refused))))
-
-    def look_after(self) -> None:
-        """See whether what it waits for is there still, and is somebody's; see ``Blockers.look_after``."""
-        if not self._waits or self._seat.moving is not None or not self._node.session.is_up:
-            return
-        if not self._blockers.look_after():
-            self.look()
 
     # -- looking -------------------------------------------------------------------------------------
 
