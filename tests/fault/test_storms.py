@@ -17,7 +17,7 @@ from aiodlock._request import State
 
 from ..inside import session_of
 from ..proxy import FaultProxy
-from ..scenes import keeper_of, store_of, until, until_waiting
+from ..scenes import keeper_of, stalls, store_of, until, until_waiting
 from ..servers import Store, embedded
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
@@ -93,20 +93,21 @@ async def test_clients_come_back_with_one_connection_per_link(server: EmbeddedSe
         for _ in range(_MANY):
             clients.append(await stack.enter_async_context(aiodlock.Client(url)))
         leases = [
-            await client.lock(f"storm:{n}", ttl=30.0).acquire() for n, client in enumerate(clients)
+            await client.lock(f"storm:{n}", ttl=120.0).acquire() for n, client in enumerate(clients)
         ]
         links = [link for client in clients for link in links_of(client)]
         before = [link.wire for link in links]
         dialled.clear()
-        await kill_all(server)
 
         def back() -> bool:
             pairs = zip(links, before, strict=True)
             return all(link.wire not in (None, old) for link, old in pairs)
 
-        await until(back, "all connections", within=30.0)
-        # On a busy machine, some dials take longer than they are waited for.
-        assert len(dialled) < 2 * len(links)
+        async with stalls() as stalled:
+            await kill_all(server)
+            await until(back, "all connections", within=100.0)
+            # While the machine does something else, dials take longer than they are waited for.
+            assert len(dialled) < 2 * len(links) * (1 + stalled())
         assert all(lease.held for lease in leases)
         for lease in leases:
             await lease.release()
