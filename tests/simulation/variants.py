@@ -326,7 +326,7 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     ends_arming_block = False
 
     def arm(self: Body, task: asyncio.Task[Any] | None = None) -> asyncio.Task[Any]:
-        request = self.acquisitions[0].request
+        request, _ = self.acquisitions[0]
         if not request.armed or asyncio.current_task() not in request.armed:
             armed.add(self)
         return right_arm(self, task)
@@ -341,7 +341,7 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
         blocks, ended = self.open[task], []
         for block in left:
             blocks.remove(block)
-            request = block.request
+            request, _ = block
             if ends_arming_block and request.armed and task in request.armed:
                 ended.append(request.armed.pop(task).leave(exc_type))
         if not blocks:
@@ -366,7 +366,7 @@ def _arm_only_who_acquired(simulation: Simulation) -> None:
     def enter(self: Bodies, task: asyncio.Task[Any], entered: list[core.Block]) -> None:
         right(self, task, entered)
         for block in entered:
-            request = block.request
+            request, _ = block
             acquired_by = request.task() if request.task is not None else None
             if acquired_by is not task and request.armed:
                 request.armed[task] = _NeverCancels(task)
