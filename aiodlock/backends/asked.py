@@ -1,4 +1,4 @@
-"""Backends and stores that have objects of their own answer people, and tell what clients wait for."""
+"""Backends and stores that have other objects answer people, and tell what clients wait for."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Inspector(Protocol):
 class WaitsTold(Protocol):
     """Tells and reads what clients wait for; see ``StoreBase``."""
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None: ...
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None: ...
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]: ...
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]: ...
 
 
 class Asked:
@@ -57,10 +57,10 @@ class Asked:
         return await self._inspection.forget(name)
 
     async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
-        await self._waits.tell(serial, record, keep)
+        await self._waits.tell_waits(serial, record, keep=keep)
 
     async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
-        return await self._waits.read(labels)
+        return await self._waits.waits_of(labels)
 
     def announce(self, kind: str, name: str) -> None:
         """Do nothing: observers watch the name itself."""

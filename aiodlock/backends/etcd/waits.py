@@ -29,7 +29,7 @@ class Waits:
         self._lease: SharedLease | None = None
         self._told = self._revision = 0
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
         """Write this client's record, unless the cluster has it."""
         leases = self._cluster.leases
         lease = await leases.get(keep)
@@ -53,7 +53,7 @@ class Waits:
         if not record:
             self._lease = leases.use(None, self._lease)
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
         found: dict[str, bytes] = {}
         for label in labels:

@@ -18,7 +18,7 @@ class Waits:
         self._prefix = f"{calls.prefix}:"
         self._told = -1
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
         """Keep this client's record, or keep it longer."""
         if serial != self._told or not await self._send(serial, None, keep):
             self._told = -1
@@ -31,7 +31,7 @@ class Waits:
         (row,) = await self._calls.rows(_TELL, client, serial, record, round(keep * 1000))
         return bool(row["is_there"])
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
         await self._calls.up()
         rows = await self._calls.rows(_READ, [self._prefix + label for label in labels])

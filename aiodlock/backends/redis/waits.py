@@ -24,7 +24,7 @@ class Waits:
         self._prefix = server.settings.prefix
         self._told = -1
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
         """Keep this client's record, or keep it longer."""
         if serial != self._told or await self._send(serial, b"again", keep) == b"missing":
             self._told = -1
@@ -43,7 +43,7 @@ class Waits:
             raise wrong_shape("tell", reply)
         return bytes(word)
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
         return records(await self.told(labels))
 

@@ -26,7 +26,7 @@ class Waits:
         self._session = session
         self._told = (0, 0)
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
         """Write this client's record, unless the servers have it."""
         session = self._session()
         await session.wait_up(_WAIT_UP)
@@ -62,7 +62,7 @@ class Waits:
             await session.make_root()  # somebody has deleted what is above
             await session.ask(create)
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients, as they are now."""
         session = self._session()
         await session.wait_up(_WAIT_UP)

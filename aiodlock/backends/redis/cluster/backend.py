@@ -219,11 +219,11 @@ class ClusterBackend:
         return await asyncio.gather(*(self.inspect(kind, name, queues=queues) for name in names))
 
     async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
-        await self._at(self.label, lambda node: node.waits.tell(serial, record, keep))
+        await self._at(self.label, lambda node: node.waits.tell_waits(serial, record, keep=keep))
 
     async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         async def at(label: str) -> dict[str, bytes]:
-            return await self._once_at(label, lambda node: node.waits.read([label]))
+            return await self._once_at(label, lambda node: node.waits.waits_of([label]))
 
         found: dict[str, bytes] = {}
         for one in await asyncio.gather(*(at(label) for label in labels)):

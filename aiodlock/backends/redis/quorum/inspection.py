@@ -57,10 +57,10 @@ class Inspection:
     async def forget(self, name: str) -> bool:
         raise Unsupported("what is done once is recorded on one server, and a quorum has several")
 
-    async def tell(self, serial: int, record: bytes, keep: float) -> None:
-        await self.of_majority(lambda voter: voter.waits.tell(serial, record, keep))
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self.of_majority(lambda voter: voter.waits.tell_waits(serial, record, keep=keep))
 
-    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
         return records(newest(await self.of_majority(lambda voter: voter.waits.told(labels))))
 
     async def of_majority(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:
