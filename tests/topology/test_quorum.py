@@ -451,6 +451,26 @@ async def test_node_that_was_cut_off_is_left_after_longer_than_the_ttl_of_a_leas
         await nothing_left(nodes, markers=True)
 
 
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_node_that_is_not_connected_when_the_client_is_left_keeps_nothing(
+    nodes: list[EmbeddedServer], no_stray_tasks: None
+) -> None:
+    async with FaultProxy(nodes[2].url) as proxy:
+        async with aiodlock.Client([nodes[0].url, nodes[1].url, proxy.url]) as client:
+            lease = await client.lock("name").acquire()
+            await lease.extend(600.0)
+            await until(lambda: _held_at(nodes[2], least_ms=500_000))
+            session = client._core.session
+            assert session is not None
+            server = session.backend.store.nodes.voters[2].server  # type: ignore[attr-defined]
+            await proxy.refuse()
+            proxy.cut()
+            await until(lambda: server.wire is None)
+            await lease.release()
+            await proxy.accept()
+        await nothing_left(nodes, markers=True)
+
+
 async def _held_at(node: EmbeddedServer, *, least_ms: int) -> bool:
     async with Redis.from_url(node.url) as raw:
         return bool(await raw.pttl("aiodlock:2:lock:{name}:state") >= least_ms)

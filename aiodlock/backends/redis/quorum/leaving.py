@@ -54,7 +54,7 @@ class Leaving:
     """Leaves nodes.
 
     Mutable state: ``tasks`` (where it goes on in the background, while the backend runs), ``_unanswered``
-    (leaves that were sent and not answered), ``_answered`` (set when one was).
+    (leaves that were not answered, and those that nodes are told again), ``_answered`` (set when one was).
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -143,7 +143,15 @@ class Leaving:
         missed, departure.missed = departure.missed, []
         for ballot in missed:
             voter = self._nodes.voters[ballot.node]
-            start_soon(self.tasks, self._leave_at(voter, departure.tally, ballot, departure.lost))
+            start_soon(self.tasks, self._leave_missed_at(voter, departure, ballot))
+
+    async def _leave_missed_at(self, voter: Voter, departure: _Departure, ballot: Ballot) -> None:
+        self._unanswered += 1
+        try:
+            await self._leave_at(voter, departure.tally, ballot, departure.lost)
+        finally:
+            self._unanswered -= 1
+            self._answered.set()
 
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
@@ -159,8 +167,8 @@ class Leaving:
                 return
 
     async def settle(self) -> None:
-        """Wait for the nodes that were told: a leave returns when a majority has answered, and the others
-        must not keep votes of a client that is gone."""
+        """Wait for the nodes that were told, or are told again as they were not connected: a leave returns
+        when a majority has answered, and the others must not keep votes of a client that is gone."""
         with anyio.move_on_after(self._nodes.patience):
             while self._unanswered:
                 self._answered.clear()
