@@ -119,9 +119,10 @@ class Keeper:
                 self._tasks.create_task(self._serve())
                 await self.store.run(self, ready)
         finally:
-            self._tasks = None
+            self._tasks, self._wake_at = None, NEVER
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None
 
     # -- what places call --------------------------------------------------------------------------
 

@@ -172,6 +172,23 @@ async def test_holder_is_extended_to_its_ttl_at_a_third_of_it(kept: Kept) -> Non
     assert not kept.heard.reasons
 
 
+async def test_holder_is_extended_by_a_keeper_that_runs_once_more() -> None:
+    """The store is run again when a session that has died leaves what it held."""
+    kept = Kept()
+    for _ in range(2):
+        ready = asyncio.Event()
+        runner = asyncio.create_task(kept.keeper.run(ready.set))
+        await ready.wait()
+        if not kept.keeper.places:
+            await kept.holder(ttl=1.5)
+            await until(lambda: kept.keeper._timer)
+            runner.cancel()
+            await asyncio.wait([runner])
+    await until(lambda: kept.store.asked)
+    runner.cancel()
+    await asyncio.wait([runner])
+
+
 async def test_waiter_is_extended_to_the_length_of_its_own_lease(kept: Kept) -> None:
     kept.store.answer = lambda _, length: Waiting(now() + length, None)
     await kept.waiter(ttl=0.6, waiter_ttl=0.15)
