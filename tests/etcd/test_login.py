@@ -64,3 +64,12 @@ async def test_client_that_is_left_while_it_asks_for_the_token_keeps_no_other_fr
     with pytest.raises(BackendUnavailable, match="was left"):
         await login.get(authenticate, 1.0, start=start_and_leave)
     assert await login.get(authenticate, 1.0, start=asyncio.create_task) == "token"
+
+
+async def test_call_without_a_token_while_the_client_ends_says_so() -> None:
+    link, way = Link(*read_url("etcd://ann:secret@one")), Way(0.0)
+    async with asyncio.TaskGroup() as link._tasks:
+        pass
+    with pytest.raises(BackendUnavailable, match="not running"):
+        await link._get_token(way, object(), None)  # type: ignore[arg-type]
+    assert way.logins == 0

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..._backoff import pause_after
 from ..._clock import now
@@ -37,6 +37,7 @@ _logger = logging.getLogger("aiodlock")
 
 _Q = TypeVar("_Q", bound=m.Message)
 _A = TypeVar("_A", bound=m.Message)
+_T = TypeVar("_T")
 
 #: A member need not answer later than this, whoever still listens (seconds).
 _LISTENED_FOR = 60.0
@@ -403,11 +404,9 @@ class Link:
         self, way: Way, connection: Connection, within: float | None
     ) -> str | None:
         """Return the user's token. One call asks for it, and the others wait."""
-        login, tasks, generation = self._login, self._tasks, self.generation
+        login, generation = self._login, self.generation
         if self.access.user is None or login.token is not None:
             return login.token
-        if tasks is None:
-            raise BackendUnavailable(f"{self.described}: the client is not running")
         request = m.AuthenticateRequest(self.access.user, self.access.password or "")
 
         async def authenticate() -> str:
@@ -423,10 +422,10 @@ class Link:
 
         # One for all calls that wait: there may be thousands.
         way.logins += 1
-        if way.logins == 1:
-            way.watching = tasks.create_task(self._until_no_leader(way, connection, generation))
         try:
-            return await login.get(authenticate, within, start=tasks.create_task)
+            if way.logins == 1:
+                way.watching = self._start(self._until_no_leader(way, connection, generation))
+            return await login.get(authenticate, within, start=self._start)
         except Denied as refused:
             self._tell_down(refused)
             raise
@@ -434,6 +433,19 @@ class Link:
             way.logins -= 1
             if not way.logins and way.watching is not None:
                 way.watching.cancel()
+
+    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run it in the background.
+
+        :raises BackendUnavailable: the client is not running, or ends.
+        """
+        try:
+            if self._tasks is not None:
+                return self._tasks.create_task(coroutine)
+        except RuntimeError:
+            pass  # the group is ending
+        coroutine.close()
+        raise BackendUnavailable(f"{self.described}: the client is not running")
 
     async def _until_no_leader(self, way: Way, connection: Connection, generation: int) -> None:
         """While a password is checked, see that it can be: a member without a leader says nothing of that.
