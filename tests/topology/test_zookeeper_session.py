@@ -857,3 +857,15 @@ async def test_next_session_of_a_client_knows_the_servers_that_the_dead_one_knew
             with pytest.raises(WouldBlock):
                 await client.lock("name").acquire_nowait()
     assert sum(getattr(one, "event", "") == "other_store" for one in caplog.records) == 1
+
+
+async def test_many_sessions_are_told_once_though_idle_ones_end_and_others_begin(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ensemble = read_url("zookeeper://nowhere.invalid", "aiodlock")
+    backend = ZooKeeperBackend(ensemble, ttl=2.0, unavailable_after=30.0)
+    for ttl in range(2, 30):
+        backend._session(float(ttl))
+        if ttl > 21:
+            del backend._sessions[(ttl - 1) * 1000]
+    assert sum(getattr(one, "event", "") == "many_sessions" for one in caplog.records) == 1

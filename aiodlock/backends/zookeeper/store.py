@@ -36,8 +36,9 @@ class ZooKeeperBackend(Asked):
     """One ensemble. Each ttl has a session of its own, whose timeout it is.
 
     Mutable state: ``_sessions`` (by ttl in milliseconds), ``_group`` (while it runs), ``_observing`` (what
-    is told at the end), ``_down`` (the sessions without a connection, whose outage was told); and what
-    ``queues`` knows.
+    is told at the end), ``_down`` (the sessions without a connection, whose outage was told),
+    ``_told_many`` (that there are many sessions: idle ones end, and others begin); and what ``queues``
+    knows.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -58,6 +59,7 @@ class ZooKeeperBackend(Asked):
         self._sessions: dict[int, Session] = {}
         self._group: asyncio.TaskGroup | None = None
         self._down: set[Session] = set()
+        self._told_many = False
         self._observing: list[Callable[[], object]] = []
         self.acquaintance: Acquaintance = Acquaintance(
             self._described, silence=unavailable_after, may_hold=self._may_hold
@@ -124,7 +126,8 @@ class ZooKeeperBackend(Asked):
             session.returned = partial(self.queues.look_back, session)
             session.outage.told = partial(self._tell, session)
             self._start(session.run(in_use=in_use))
-            if len(self._sessions) == _MANY:
+            if len(self._sessions) >= _MANY and not self._told_many:
+                self._told_many = True
                 _logger.warning(
                     "%s: this client uses %d different ttl, each with a connection of its own: use fewer",
                     self._described,
