@@ -645,5 +645,12 @@ async def test_sweep_takes_smaller_steps_where_a_limit_of_the_server_ends_long_o
             return await rows(sql, pages, *more)
 
         monkeypatch.setattr(store._calls, "rows", limited)
-        await Sweeping(store._calls).sweep()
+        sweeping = Sweeping(store._calls)
+        before = sweeping.pages
+        await sweeping.sweep()
         assert server.execute("select count(*) from aiodlock.name")[0][0] == 0
+        assert sweeping.pages < before
+        monkeypatch.undo()
+        for _ in range(10):  # the server had much else to do, and has no more
+            await sweeping.sweep()
+        assert sweeping.pages == before

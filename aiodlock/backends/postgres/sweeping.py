@@ -15,7 +15,8 @@ _SWEEP_EVERY = 60.0
 #: Names with locks of their own in one call. Few, because each lock takes a place in the server's table of
 #: locks until the call has ended.
 _SWEEP_MOST = 200
-#: Pages of a table that a call looks at; fewer where the server's limits end such a call.
+#: Pages of a table that a call looks at; fewer where the server's limits end such a call, and twice as many
+#: at each sweep after that.
 _SWEEP_PAGES = 1000
 _SWEEP = "select place from aiodlock.sweep($1, $2, $3)"
 
@@ -34,6 +35,7 @@ class Sweeping:
             await self.sweep()
 
     async def sweep(self) -> None:
+        self.pages = min(2 * self.pages, _SWEEP_PAGES)
         # Each call goes on where the last one has ended: else it would read again what is not to be swept.
         place: str | None = "m0"
         while place is not None:
