@@ -63,10 +63,10 @@ async def test_forty_orders_with_five_clicks_each_are_charged_once_and_without_o
                 provider.effects.clear()
                 answers = await click_all(http, "orders")
                 answers.append(await click(http, "orders", 7))  # and one when all others are done
-                once = Counter(provider.effects)
-                provider.effects.clear()
-                await click_all(http, "careless")
-                careless = Counter(provider.effects)
+            once = Counter(provider.effects)
+            provider.effects.clear()
+            await click_all(http, "careless")
+            careless = Counter(provider.effects)
     assert once == {f"order-{order}": 1 for order in range(ORDERS)}
     receipts = {(answer["order"], answer["charge"]) for answer in answers}
     assert len(receipts) == ORDERS, "the clicks of one order got different receipts"

@@ -16,6 +16,7 @@ import pytest
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
 
+from .. import forked
 from ..scenes import side_by_side
 from ..servers import Store, embedded
 
@@ -165,8 +166,9 @@ async def test_commands_print_no_password(real_store: Store, password: str) -> N
     """All at the same time: with a wrong password each tries for almost five seconds."""
 
     async def prints_none(arguments: list[str]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodlock", *arguments),
+        process = await forked.start(
+            "aiodlock",
+            *arguments,
             env={**os.environ, "AIODLOCK_URL": with_secret(server)},
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
