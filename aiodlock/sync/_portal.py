@@ -500,7 +500,7 @@ def _make(before: Portal | None) -> Portal:
     found = _portals.setdefault(key, made)
     if found is not made:
         made.loop.close()
-    elif before is None and found.pid != _imported_in:
+    elif before is None and (found.pid != _imported_in or _is_child()):
         atexit.register(_at_exit)  # multiprocessing clears the list in its children
         if (util := sys.modules.get("multiprocessing.util")) is not None:
             # Before Python 3.13 these run nothing of atexit, and only their own list, this entry last.
@@ -508,6 +508,12 @@ def _make(before: Portal | None) -> Portal:
     _lost = key[1]
     found.start()
     return found
+
+
+def _is_child() -> bool:
+    """Whether multiprocessing has started this process."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 def _at_exit() -> None:

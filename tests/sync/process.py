@@ -185,6 +185,23 @@ def children_of_multiprocessing_end_and_release() -> None:
         assert not holders("x"), f"it is held behind a child that ended by {end}"
 
 
+@scenario
+def children_of_every_start_method_end_and_release() -> None:
+    """Those of a forkserver have imported all this themselves, and end without Python's clean-up."""
+    for method in multiprocessing.get_all_start_methods():
+        child = multiprocessing.get_context(method).Process(target=_hold_at, args=(URL,))  # type: ignore[attr-defined]
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert not holders("x"), f"it is held behind a child of {method}"
+
+
+def _hold_at(url: str) -> None:
+    global client
+    client = sync.Client(url)
+    _hold_and(_return)
+
+
 def _return() -> None:
     pass
 
