@@ -224,7 +224,7 @@ def _campaign(chosen: argparse.Namespace, kind: type[Simulation]) -> int:
     except campaign.OtherTree as other:
         print(other, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (campaign.Stopped, KeyboardInterrupt):
         print("stopped: the same command goes on", file=sys.stderr)
         return 130
 

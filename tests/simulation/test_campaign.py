@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,6 +66,49 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     campaign.run(together, "machine", MachineSimulation, 3, 4, jobs=2)
     told = [campaign.read(path)[1] for path in (alone, together)]
     assert [(b.first, b.grants) for b in told[0]] == [(b.first, b.grants) for b in told[1]]
+
+
+_SHORT_BLOCKS = """
+import sys
+from tests.simulation import __main__ as simulation, campaign
+campaign._BLOCK = 3
+sys.exit(simulation.main())
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_campaign_that_is_terminated_loses_no_seed_and_runs_none_twice(
+    tmp_path: Path, jobs: int
+) -> None:
+    path, most = tmp_path / "file", 100_000
+    command = [sys.executable, "-c", _SHORT_BLOCKS, "--store", "memory", "--jobs", str(jobs)]
+    command += ["--campaign", str(path), "--seeds", str(most)]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
+        while not path.exists() or path.read_text().count("\n") < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate()
+    assert process.returncode == 130
+    blocks = campaign.read(path)[1]
+    seeds = [seed for block in blocks for seed in range(block.first, block.first + block.seeds)]
+    assert told.startswith(f"{len(seeds)} seeds, ")
+    assert len({*seeds}) == len(seeds) < most
+
+
+def test_what_is_missing_of_blocks_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    _run(path, 6)
+    header, one, other, last = path.read_text().splitlines()
+    short = json.dumps({**json.loads(one), "seeds": 1})
+    path.write_text("\n".join((header, last, short, "")))
+    assert not _run(path, 7)
+    blocks = [(block.first, block.seeds) for block in campaign.read(path)[1]]
+    assert blocks == [(3, 1), (4, 2), (6, 1), (7, 2), (9, 1)]
+    assert json.loads(other)["first"] == 5
+    assert "| 3-9 |" in campaign.summary([path])
+    path.write_text("\n".join((header, last, short, "")))
+    assert "| 3-8 (3 of them) |" in campaign.summary([path])
 
 
 def test_block_keeps_nothing_of_the_one_before() -> None:
