@@ -127,9 +127,11 @@ async def _hosts(url: str) -> tuple[str, list[Finding]]:
             "A client that reaches only one of those takes it for the primary: two holders.",
             "Stop them, and make standbys of them again (pg_rewind, or pg_basebackup).",
         )
-    # Asked after the standbys, the primary has all that they can have of it.
+    # Asked after the standbys, the primary has all that they can have of it. What it had before tells nothing.
     primary = await _look(best)
-    written = newest.flushed if primary.history is None else primary.history.flushed
+    if primary.history is None:
+        return urls[number], [finding, *silent, *([_silent(primary)] if primary.failed else [])]
+    written = primary.history.flushed
     standbys = await asyncio.gather(
         *(_standby(one, written) for one in looks if one.has is not None)
     )

@@ -11,6 +11,8 @@ import asyncpg
 import pytest
 
 from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
+from aiodlock.backends.postgres.dialing import Host
+from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.cli import _doctor_postgres, _init
 
@@ -324,6 +326,29 @@ async def test_doctor_tells_that_no_standby_is_waited_for() -> None:
         server.execute(create_statements())
         found = {one.subject: one for one in await _doctor_postgres.examine(server.url)}
         assert "no standby is waited for" in found["commits"].found
+
+
+async def test_doctor_takes_no_standby_for_diverged_when_the_primary_stops_answering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the primary had before is less than what the standby has got since."""
+    history = History("system", 1, "id", 0, 100)
+
+    async def look(host: Host) -> _doctor_postgres._Look:
+        if "standby" in host.where:
+            return _doctor_postgres._Look(host, has=200)
+        asked.append(host)
+        if len(asked) > 1:
+            return _doctor_postgres._Look(host, failed="connection refused")
+        return _doctor_postgres._Look(host, history)
+
+    asked: list[Host] = []
+    monkeypatch.setattr(_doctor_postgres, "_look", look)
+    _, findings = await _doctor_postgres._hosts("postgresql://primary,standby/db")
+    assert [(one.subject, one.level) for one in findings] == [
+        ("hosts", "ok"),
+        ("host primary", "warning"),
+    ]
 
 
 def test_doctor_tells_that_sessions_are_read_only(empty: PostgresServer) -> None:
