@@ -127,7 +127,7 @@ async def _hosts(url: str) -> tuple[str, list[Finding]]:
             "A client that reaches only one of those takes it for the primary: two holders.",
             "Stop them, and make standbys of them again (pg_rewind, or pg_basebackup).",
         )
-    # Asked after the standbys, the primary has all that they can have of it. What it had before tells nothing.
+    # Asked after the standbys, the primary has all that they can have of it. What it had before does not.
     primary = await _look(best)
     if primary.history is None:
         return urls[number], [finding, *silent, *([_silent(primary)] if primary.failed else [])]

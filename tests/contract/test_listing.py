@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from contextlib import AsyncExitStack
 
 import pytest
 
 import aiodlock
+from aiodlock._client import core_of
 from aiodlock.backends.redis.keys import parts_of, state_pattern
 
 from ..proxy import FaultProxy
@@ -111,3 +113,23 @@ async def test_glob_may_be_longer_than_a_name(client: aiodlock.Client) -> None:
     name = "n" * 512
     async with client.lock(name):
         assert [info.name async for info in client.locks(name + "*")] == [name]
+
+
+async def test_listing_many_names_gives_others_their_turns() -> None:
+    """Extensions are sent in such turns."""
+    async with aiodlock.Client("memory://") as client:
+        for number in range(2000):
+            await client.lock(str(number)).acquire()
+        turns, over, loop = 0, False, asyncio.get_running_loop()
+
+        def turn() -> None:
+            nonlocal turns
+            if not over:
+                turns += 1
+                loop.call_soon(turn)
+
+        turn()
+        found = await core_of(client).held_names()
+        over = True
+        assert len(found["lock"]) == 2000
+        assert turns > 20
