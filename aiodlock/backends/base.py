@@ -182,7 +182,7 @@ class StoreBase(Protocol):
         """How long an answer takes lately, and a little more (seconds); 1.0 at least."""
 
     async def settle(self) -> None:
-        """Before the end: wait a moment, a second at most, for answers that no call waits for."""
+        """Before the end: wait for answers that no call waits for, as long as one takes and no longer."""
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed. May be lost: a hint, no more."""

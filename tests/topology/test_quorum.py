@@ -767,3 +767,20 @@ async def test_reader_that_holds_on_or_leaves_costs_no_node_a_look_at_all_others
     await asyncio.gather(*(lease.release() for lease in leases))
     await nothing_left(nodes)
     assert await looks() - before < readers
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_client_is_closed_soon_though_its_nodes_have_been_silent_for_long(
+    nodes: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = aiodlock.Client([p.url for p in proxies], ttl=60.0, close_timeout=0.1)
+        await client.__aenter__()
+        await client.lock("name").acquire()
+        for proxy, voter in zip(proxies, store_of(client).nodes.voters, strict=True):
+            proxy.stall()
+            for _ in range(5):  # as when one question after the other has no answer
+                voter.patience.ran_out()
+        async with bounded(15.0):
+            await client.__aexit__(None, None, None)

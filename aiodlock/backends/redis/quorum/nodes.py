@@ -209,8 +209,8 @@ class Nodes:
 
     @property
     def patience(self) -> float:
-        """How long a majority of the nodes needs for its answers (seconds)."""
-        return sorted(voter.patience.learned for voter in self.voters)[self.majority - 1]
+        """How long a majority of the nodes needs for its answers, while it answers (seconds)."""
+        return sorted(voter.patience.usual for voter in self.voters)[self.majority - 1]
 
     # -- leases in use -------------------------------------------------------------------------------
 
