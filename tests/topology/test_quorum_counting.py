@@ -15,7 +15,7 @@ from aiodlock.backends.redis.quorum.nodes import Nodes
 
 from ..contract.test_renewal import kill
 from ..proxy import FaultProxy
-from ..scenes import PATIENCE, store_of, until, until_waiting
+from ..scenes import PATIENCE, SOON, bounded, store_of, until, until_waiting
 
 
 @pytest.fixture
@@ -167,3 +167,25 @@ async def test_nodes_that_are_too_slow_for_the_lease_are_told_instead_of_waited_
                 return True
 
         await until(is_quick, "a lease at quick nodes")
+
+
+async def test_silent_node_keeps_nobody_waiting_whose_ttl_is_new(
+    nodes: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        way = await stack.enter_async_context(FaultProxy(nodes[0].url))
+        urls = [way.url, *(node.url for node in nodes[1:])]
+        client = await stack.enter_async_context(aiodlock.Client(urls, ttl=60.0))
+        known = _nodes_of(client)
+        for _ in range(5):
+            known.voters[0].patience.ran_out()
+        way.stall()
+        sharing = asyncio.create_task(known._share_lengths())
+        known._tell_again_at = 0.0
+        await asyncio.sleep(0.1)  # it waits for the silent node
+        assert not sharing.done()
+        async with bounded(SOON):
+            lease = await client.lock("name", ttl=50.0).acquire()
+        await way.heal()
+        await lease.release()
+        sharing.cancel()

@@ -262,8 +262,8 @@ class Nodes:
         unsettled = [voter.trust for voter in self.voters if voter.trust.unsettled]
         if not unsettled and not self.delays.is_due and now() < self._tell_again_at:
             return
-        async with self._telling:
-            answered, _ = await self._tell_lengths(len(self.voters))
+        # Not in turns with ``note``, which a silent node would keep waiting.
+        answered, _ = await self._tell_lengths(len(self.voters))
         self._tell_again_at = now() + _TELL_AGAIN * random.uniform(0.8, 1.0)
         if answered >= self.majority:
             for trust in unsettled:
