@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from . import _process
 from ._tasks import running_loop
 
 _OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
@@ -16,7 +17,7 @@ class Home:
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.pid: int = os.getpid()
+        self.pid: int = _process.look()
 
     def check_here(self) -> None:
         """Raise in another loop or process than the client was entered in."""

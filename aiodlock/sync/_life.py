@@ -26,7 +26,7 @@ def _after_fork_in_child() -> None:
     _changing = threading.RLock()  # another thread of the parent may have had it
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_process.after_fork(_after_fork_in_child)
 
 
 class Life:
@@ -103,7 +103,7 @@ class Life:
 
     def use(self, name: str | None = None) -> Running:
         """Return what runs in this process; the first call makes it."""
-        running = self._runnings.get(_process.pid)
+        running = self._runnings.get(_process.look())
         if running is not None and not self._closed and not running.portal.ended:
             return running
         check_no_loop()

@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from io import FileIO
 from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple
 
+from .. import _process
 from .._errors import BackendUnavailable, ClientClosed
 from .._tasks import running_loop
 
@@ -540,10 +541,11 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     _forking.go_on = None
-    while _portals:
-        _, before = _portals.popitem()
-        _inherited.append(before)
-        _cut_off(before)
+    for key in tuple(_portals):
+        if key[0] != os.getpid() and (before := _portals.pop(key, None)) is not None:
+            _inherited.append(before)
+            if not before.loop.is_closed():  # else it has nothing open, but its cord
+                _cut_off(before)
 
 
 def _cut_off(portal: Portal) -> None:
@@ -568,8 +570,5 @@ def _cut_off(portal: Portal) -> None:
 _imported_in = os.getpid()
 # Now, not on first use: handlers that are registered from now on run before it, and may use locks.
 atexit.register(_at_exit)
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+_process.after_fork(_after_fork_in_child)

@@ -43,7 +43,7 @@ class Running:
 
     def is_here(self) -> bool:
         """Whether this is its process, and not one that was forked from it."""
-        return self.pid == _process.pid
+        return self.pid == _process.look()
 
     def call(
         self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures.thread
+import ctypes
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,6 +18,7 @@ from collections.abc import Callable
 
 import redis
 
+import aiodlock
 from aiodlock import sync
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
@@ -136,6 +140,63 @@ def a_child_that_ends_as_programs_do_leaves_the_parent_alone() -> None:
         with client.lock("y"):
             pass
     bare.release()
+
+
+@scenario
+def forked_as_by_uwsgi_which_tells_python_nothing() -> None:
+    unused = sync.Client(URL, ttl=5.0)
+    with client.lock("x", ttl=5.0) as lease:
+        pid = ctypes.PyDLL(None).fork()
+        if pid:
+            wait_for(pid)
+            assert lease.held
+            return
+        try:
+            _as_a_worker(unused)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+
+
+@scenario
+def forked_when_a_thread_was_lost() -> None:
+    logging.getLogger("aiodlock").addHandler(logging.NullHandler())  # it tells what it lost
+    with client.lock("x"):
+        pass
+    lost = client._life.use().portal
+    lost.stopped = True  # as nothing but the end of a process does
+    lost.loop.call_soon_threadsafe(lost.loop.stop)
+    until(lost.loop.is_closed)
+    lost.stopped = False
+    with client.lock("x", ttl=5.0) as lease:
+
+        def take() -> None:
+            assert not lease.held
+            with client.lock("y", timeout=20) as own:
+                assert own.held
+
+        in_child(take)
+        assert lease.held
+
+
+def _as_a_worker(unused: sync.Client) -> None:
+    def take(one: sync.Client) -> None:
+        with one.lock("y", timeout=20) as lease:
+            assert lease.held
+
+    # Several first calls at once: each finds out by itself that this is another process.
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(take, one) for one in (unused, client) * 4]:
+            done.result(60)
+    assert not unused.lock("y").locked()
+    assert client.lock("x").locked()  # by the parent
+
+    async def take_as_a_task() -> None:
+        async with aiodlock.Client(URL) as one, one.lock("y", timeout=20) as lease:
+            assert lease.held
+
+    asyncio.run(take_as_a_task())
 
 
 @scenario
