@@ -110,8 +110,8 @@ def _ask(database: Database, sql: str, *args: Any) -> Any:
 
 
 def _really(database: Database, now_us: int, client: str, text: str) -> str:
-    database.do(database.connection.execute(f"set aiodlock.clock = {now_us}"))
-    rows = _ask(database, "select aiodlock.turn($1, $2, $3)", client, _RETENTION, text)
+    turn = "select aiodlock.turn($1, $2, $3) from set_config('aiodlock.clock', $4, false)"
+    rows = _ask(database, turn, client, _RETENTION, text, str(now_us))
     answer: str = rows[0][0]
     return answer
 
