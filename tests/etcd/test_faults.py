@@ -265,7 +265,7 @@ async def test_waiter_that_leaves_when_its_turn_comes_while_its_key_is_moved_sta
     waiter, waiter_heard = direct.place()
     waiter.terms = replace(waiter.terms, lock_delay=1.0)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
-    async with waiter.own.alone():
+    async with waiter.own.alone:
         await first.leave(ENDED)
         await asyncio.sleep(0.1)  # it waits to write what its grant needs
         await waiter.leave(ENDED)

@@ -146,7 +146,7 @@ class Entering:
         """Write what the grant of one that is queued needs, if it needs anything; None if it is no grant:
         what it was to join is gone, or its key is not as it was known."""
         request, own = self._request, self._own
-        async with own.alone():
+        async with own.alone:
             if request.stage is not ASKING and request.stage is not WAITING:
                 return None  # it has left while its key was moved, or it holds
             if turn.what == "joins":

@@ -31,7 +31,7 @@ class OwnKeys:
     ``created`` (the revision in which its key was made, 0 if not known); ``lease`` (that its key ends
     with); ``_maybe`` (leases that it may end with instead: a move to them had no answer); ``written`` (the
     revision in which its key was written last, 0 if it is not known to be there: before, and once it is
-    gone); ``_writer`` (held while it is being written); ``delay_lease`` (the same as ``lease`` for its
+    gone); ``alone`` (only one at a time writes the key); ``delay_lease`` (the same as ``lease`` for its
     lock-delay; None without); ``ttl`` (of a holder); ``_deadline`` (the latest that was told); ``_order``
     (that its key was found with, if it had joined).
     """
@@ -41,7 +41,7 @@ class OwnKeys:
         "_maybe",
         "_order",
         "_request",
-        "_writer",
+        "alone",
         "created",
         "delay_lease",
         "lease",
@@ -55,7 +55,7 @@ class OwnKeys:
         self.lease: SharedLease | None = None
         self._maybe: tuple[SharedLease, ...] = ()
         self.written: int = 0
-        self._writer: asyncio.Lock | None = None
+        self.alone: asyncio.Lock = asyncio.Lock()
         self.delay_lease: SharedLease | None = None
         self._deadline: float = 0.0
         self._order: int = 0
@@ -78,17 +78,13 @@ class OwnKeys:
     @property
     def settled(self) -> bool:
         """Whether the key is where ``lease`` says: not while it is moved, nor once it is gone."""
-        return self.written > 0 and not self._is_written and not self._maybe
-
-    @property
-    def _is_written(self) -> bool:
-        return self._writer is not None and self._writer.locked()
+        return self.written > 0 and not self.alone.locked() and not self._maybe
 
     @property
     def outdated(self) -> bool:
         """Whether they have to be moved, and can be: a lease that they end with counts no more, or the
         lease is not known."""
-        if not self._request.lives or self._is_written or not self.written:
+        if not self._request.lives or self.alone.locked() or not self.written:
             return False
         lease, delay = self.lease, self.delay_lease
         if self._maybe or (lease is not None and lease.alive and lease.outdated):
@@ -192,12 +188,6 @@ class OwnKeys:
 
     # -- moving them -----------------------------------------------------------------------------
 
-    def alone(self) -> asyncio.Lock:
-        """Only one at a time writes the key."""
-        if self._writer is None:
-            self._writer = asyncio.Lock()
-        return self._writer
-
     def move_later(self) -> None:
         """Move a holder's key to the lease of its ttl, if it holds for longer than a moment."""
         self._request.set_timer(_MOVE_AFTER, self._move_soon)
@@ -216,7 +206,7 @@ class OwnKeys:
         :param gather: so do others, and there is a moment's time: they go out together.
         """
         request = self._request
-        async with self.alone():
+        async with self.alone:
             while self.written and request.lives:
                 lease, delay = await self.wanted()
                 if lease is self.lease and delay is self.delay_lease and not self._maybe:

@@ -26,25 +26,24 @@ def check_ttl(terms: Terms, session: Session) -> None:
     # What is held for no longer than its ttl is deleted by the client itself.
     brief = longest is not None and longest <= ttl
     if granted > session.timeout + _ROUNDED and not brief:
-        raise Unsupported(
-            f"ttl={ttl:g} is shorter than the shortest session that these servers grant, {granted:g} s "
-            "(minSessionTimeout, by default 2 * tickTime)",
-            name=terms.name,
+        wrong = (
+            f"shorter than the shortest session that these servers grant, {granted:g} s "
+            "(minSessionTimeout, by default 2 * tickTime)"
         )
-    if granted < session.timeout - _ROUNDED:
-        raise Unsupported(
-            f"ttl={ttl:g} is longer than the longest session that these servers grant, {granted:g} s "
-            "(maxSessionTimeout, by default 20 * tickTime)",
-            name=terms.name,
+    elif granted < session.timeout - _ROUNDED:
+        wrong = (
+            f"longer than the longest session that these servers grant, {granted:g} s "
+            "(maxSessionTimeout, by default 20 * tickTime)"
         )
-    tick = session.tick
-    if granted < _FEWEST_TICKS * tick:
-        raise Unsupported(
-            f"ttl={ttl:g} is too short for tick_time={tick:g}: no lease could be extended. Give the "
-            "servers' tickTime in seconds, as tick_time= in the URL, or a ttl of at least "
-            f"{_FEWEST_TICKS * tick:g}",
-            name=terms.name,
+    elif granted < _FEWEST_TICKS * session.tick:
+        wrong = (
+            f"too short for tick_time={session.tick:g}: no lease could be extended. Give the servers' "
+            "tickTime in seconds, as tick_time= in the URL, or a ttl of at least "
+            f"{_FEWEST_TICKS * session.tick:g}"
         )
+    else:
+        return
+    raise Unsupported(f"ttl={ttl:g} is {wrong}", name=terms.name)
 
 
 class Entering:

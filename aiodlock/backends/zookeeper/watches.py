@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from . import jute
 from .connection import Answer
@@ -15,20 +15,16 @@ _BYTES_AT_ONCE = 100_000
 _Calls = dict[str, list[Callable[[], object]]]
 
 
-class _Submit(Protocol):
-    """Sends a request; raises BackendUnavailable when there is no connection."""
-
-    def __call__(self, call: jute.Call[Any], /) -> asyncio.Future[Answer[Any]]: ...
-
-
 class Watches:
     """Those of one session. Each fires once.
+
+    :param submit: sends a request; raises BackendUnavailable when there is no connection.
 
     Mutable state: ``seen`` (the newest transaction that the last connection told of), ``_data`` and
     ``_children`` (what is called, by path).
     """
 
-    def __init__(self, submit: _Submit) -> None:
+    def __init__(self, submit: Callable[[jute.Call[Any]], asyncio.Future[Answer[Any]]]) -> None:
         self.seen: int = 0
         self._submit = submit
         self._data: _Calls = {}
