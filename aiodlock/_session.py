@@ -27,6 +27,7 @@ from ._forgotten import Forgotten
 from ._home import Home
 from ._hooks import Hooks
 from ._linger import Lingering
+from ._patience import soon
 from ._register import Register
 from ._request import HELD, KEPT, LEAVING, LOST, WAITING, Events, Request
 from ._slices import Slices
@@ -38,8 +39,6 @@ _logger = logging.getLogger("aiodlock")
 
 #: How long bodies are given to end when closing was cancelled (seconds).
 _A_MOMENT = 0.95
-#: After the background has ended by itself, what is held is left within so many seconds.
-_COME_BACK = 1.5
 
 
 class Session(Home):
@@ -264,7 +263,7 @@ class Session(Home):
             if not self.is_running:
                 if self._came_back:
                     return
-                give_up_at = min(give_up_at, now() + _COME_BACK)
+                give_up_at = min(give_up_at, now() + soon(self.backend.answers_within))
                 self._come_back()
             try:
                 async with asyncio.timeout(give_up_at - now()):

@@ -133,3 +133,30 @@ async def test_leave_that_is_answered_twice_does_not_keep_others_from_leaving(
     assert leaving.count("a") == 2
     for name in ("a", "b"):
         assert not (await other.inspect(name)).holders, name
+
+
+@pytest.mark.stores(MEMORY)
+async def test_store_that_answers_slowly_has_time_to_release_what_is_held(
+    store: Store, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MemoryBackend.run
+    runs = 0
+
+    async def connect_slowly(self: MemoryBackend, *given: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(3.0 if runs == 2 else 0.0)
+        await run(self, *given)
+
+    other = await make_client()
+    monkeypatch.setattr(MemoryBackend, "run", connect_slowly)
+    async with aiodlock.Client(store.source) as client:
+        await client.lock("a", ttl=60).acquire()
+        session = client._core.session
+        assert session is not None
+        session.backend.store.answers_within = 2.0  # type: ignore[attr-defined]
+        background = session._main
+        assert background is not None
+        background.cancel()
+        await asyncio.wait({background})
+    assert not (await other.inspect("a")).holders
