@@ -116,7 +116,7 @@ async def test_who_holds_and_who_waits_are_told_of_the_refusal_that_ended_it(
     urls = [_as_user(server) for server in servers[:nodes]]
     source = urls if nodes > 1 else urls[0]
     async with aiodlock.Client(source, unavailable_after=3.0, restart_delay=None) as client:
-        lease = await client.lock("name", ttl=2.0, on_lost="flag").acquire()
+        lease = await client.lock("name", ttl=4.0, on_lost="flag").acquire()
         waiting = asyncio.create_task(client.lock("name").acquire())
         await until_waiting(client, "name")
         _shut_out(*map(port, servers[:nodes]))
