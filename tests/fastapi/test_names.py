@@ -328,6 +328,12 @@ async def test_value_that_has_no_text_for_a_name_is_refused_by_the_request(
         aiodlock.name("x:{value}", value=TypeAdapter(kind).validate_python(value))
 
 
+def test_name_is_not_made_of_two_fields_that_one_keyword_would_fill() -> None:
+    with pytest.raises(ValueError, match="two fields have one name"):
+        aiodlock.name("{path.id}:{query.id}", id=1)
+    assert aiodlock.name("{id}:{id}", id=1) == "1:1"
+
+
 async def test_body_header_and_cookie_have_names_too(client: Client) -> None:
     app = FastAPI(lifespan=aiodlock.fastapi.lifespan("memory://"))
     app.dependency_overrides[LockClient] = lambda: client
