@@ -173,6 +173,7 @@ class Soak(Crew):
     async def _start(self, *, through_lines: bool) -> _Worker:
         self._started += 1
         journal = self._folder / f"journal-{self._started}"
+        log = self._folder / f"errors-{self._started}"
         source = json.dumps(
             [
                 self._tormentor.source(through_lines=through_lines),
@@ -181,7 +182,7 @@ class Soak(Crew):
         )
         give_up_at = now() + _ENTERS_WITHIN
         while now() < give_up_at:
-            with (self._folder / f"errors-{self._started}").open("wb") as errors:
+            with log.open("wb") as errors:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-m", "tests.soak.worker", source, str(journal)),
@@ -200,7 +201,9 @@ class Soak(Crew):
                 process.kill()
                 await process.wait()
                 raise
-            await process.wait()  # entering met with a fault: that is allowed to fail
+            # Entering met with a fault: that is allowed to fail, also when the soak ends in this moment.
+            log.unlink()
+            await process.wait()
         raise RuntimeError(f"no worker has entered its client at {source} for {_ENTERS_WITHIN:g} s")
 
     def signal_one(self, number: int, what: signal.Signals) -> None:
