@@ -200,11 +200,9 @@ class Keeper:
         self.places.pop(place.id, None)
         place.listener = NOBODY
 
-    # -- what the store says by itself ---------------------------------------------------------------
+    # -- what the store says by itself: ``Notices`` says what each means ----------------------------
 
     def on_granted(self, request_id: str, token: int, where: str, recalled: bool = False) -> None:
-        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``.
-        ``recalled``: it must not linger, since others wait behind it."""
         place = self.places.get(request_id)
         if place is None:
             if not self.was_lost(request_id, token):
@@ -230,26 +228,21 @@ class Keeper:
                 self.extend_now(place)
 
     def was_lost(self, request_id: str, token: int) -> bool:
-        """Tell whether this grant, of which a notice comes late, was held and lost. It closes the name for
-        its lock-delay, so it is not given back."""
         known = self._lost.get(request_id)
         return known is not None and token <= known[0]
 
     def on_held(self, request_id: str, token: int, deadline: float) -> None:
-        """The waiter became the holder, with what was left of its lease as a waiter."""
         place = self.places.get(request_id)
         if place is not None and place.stage is WAITING:
             place.deadline = deadline
             self.hold(place, token, deadline)
 
     def on_recalled(self, request_id: str) -> None:
-        """Others want what this holder has: it must not linger."""
         place = self.places.get(request_id)
         if place is not None:
             place.recall()
 
     def on_look(self, request_id: str | None) -> None:
-        """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
         if request_id is None:
             self._look_through(self._look)
             return
@@ -258,16 +251,12 @@ class Keeper:
             self._look(place)
 
     def on_other_server(self) -> None:
-        """Another server answers from now on, which may know less: ask about all, holders too."""
         self._ask_about_all(0.0)
 
     def on_back(self) -> None:
-        """The connection is back, perhaps to a store that was restarted empty: as with another server, but
-        there is a little time to ask about holders."""
         self._ask_about_all(min(len(self.places) / _ASKED_PER_SECOND, _LONGEST_SPREAD))
 
     def on_broken(self, request_id: str, token: int) -> None:
-        """An operator broke the lease that has this token."""
         place = self.places.get(request_id)
         if place is None:
             return
@@ -282,7 +271,6 @@ class Keeper:
                 self.extend_now(place)
 
     def may_hold(self) -> bool:
-        """Tell whether a lease of this client is held still."""
         moment = now()
         return any(
             place.stage is HELD and moment < place.deadline for place in self.places.values()
@@ -527,7 +515,7 @@ class Keeper:
             self._plan(place, schedule)
         else:
             # Most have left by then: the heap, and the timer for each, would be for nothing. (Beside those
-            # that are new, they would have these planned as often: 6 % of a hand-over's instructions.)
+            # that are new, they would have these planned as often: 3 % of a hand-over's instructions.)
             if schedule.entry is not None:
                 self._agenda.remove(schedule.entry)
                 schedule.entry = None

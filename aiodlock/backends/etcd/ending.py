@@ -35,17 +35,6 @@ class Ending:
     ``_was_overdue`` (its lease was lost, and its key was deleted when due).
     """
 
-    __slots__ = (
-        "_closes",
-        "_entering",
-        "_hold_lease",
-        "_leaves",
-        "_own",
-        "_record_leases",
-        "_request",
-        "_was_overdue",
-    )
-
     def __init__(self, request: Request, own: OwnKeys, entering: Entering) -> None:
         self._request = request
         self._own = own

@@ -38,8 +38,6 @@ class Entering:
     Mutable state: ``ambiguous`` (a message that makes the key may be carried out later).
     """
 
-    __slots__ = ("_own", "_request", "ambiguous")
-
     def __init__(self, request: Request, own: OwnKeys) -> None:
         self._request = request
         self._own = own

@@ -61,24 +61,6 @@ class SharedLease:
     end before it), ``answered`` (who waits for the next answer).
     """
 
-    __slots__ = (
-        "_answered",
-        "_sent",
-        "alive",
-        "asked",
-        "due",
-        "id",
-        "outdated",
-        "outlives",
-        "pace",
-        "renewed_at",
-        "seconds",
-        "silent_since",
-        "term",
-        "unused_since",
-        "users",
-    )
-
     def __init__(self, id: int, asked: int, seconds: int, sent: float, term: int = 0) -> None:
         self.id: int = id
         self.asked: int = asked

@@ -36,19 +36,6 @@ class OwnKeys:
     (that its key was found with, if it had joined).
     """
 
-    __slots__ = (
-        "_deadline",
-        "_maybe",
-        "_order",
-        "_request",
-        "alone",
-        "created",
-        "delay_lease",
-        "lease",
-        "ttl",
-        "written",
-    )
-
     def __init__(self, request: Request) -> None:
         self._request = request
         self.ttl: float = request.terms.ttl

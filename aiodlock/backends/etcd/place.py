@@ -41,24 +41,8 @@ class EtcdPlace(Request):
     core knows that it waits or holds).
     """
 
-    __slots__ = (
-        "_answered",
-        "_end",
-        "_failed",
-        "_listener",
-        "_requests",
-        "_successors",
-        "_waiter",
-        "ending",
-        "entering",
-        "own",
-        "recalled",
-    )
-
     #: A lease that is shared does not end while the client lives.
     surely_over_at: float = math.inf
-    terms: Terms
-    token: int
 
     def __init__(
         self,

@@ -24,8 +24,6 @@ class Request:
     """Mutable state: ``terms`` (a lease that lingers gets others), ``stage``, ``token``, ``_timer`` (of
     what is due)."""
 
-    __slots__ = ("_timer", "cluster", "id", "keys", "owner", "stage", "terms", "token")
-
     def __init__(self, cluster: Cluster, terms: Terms, request_id: str, owner: str) -> None:
         self.cluster: Cluster = cluster
         self.id: str = request_id

@@ -24,8 +24,6 @@ class Successors:
     Mutable state: ``_watch``, ``_over``.
     """
 
-    __slots__ = ("_over", "_recalled", "_request", "_watch")
-
     def __init__(self, request: Request, recalled: Callable[[], object]) -> None:
         self._request = request
         self._recalled = recalled

@@ -23,18 +23,6 @@ class Waiter:
     :param recorded: is told that a success is on record, with its result.
     """
 
-    __slots__ = (
-        "_confirming",
-        "_entering",
-        "_granted",
-        "_own",
-        "_request",
-        "id",
-        "on_recorded",
-        "owner",
-        "room",
-    )
-
     def __init__(
         self,
         request: Request,

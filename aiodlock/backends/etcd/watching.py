@@ -22,8 +22,6 @@ class Watch:
     """One range. ``start``: the revision from which on its changes are not known yet. ``refused``: the last
     stream has refused it, perhaps because of its token."""
 
-    __slots__ = ("created", "end", "heard", "id", "key", "missed", "refused", "start")
-
     def __init__(
         self,
         id: int,
