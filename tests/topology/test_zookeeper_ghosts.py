@@ -267,7 +267,7 @@ async def test_holder_whose_move_into_its_owners_seat_had_no_answer_hears_of_a_b
     server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers may take longer to tell where its node is than it is left unwatched."""
-    monkeypatch.setattr("aiodlock.backends.zookeeper.queues._WATCH_AFTER", 0.0)
+    monkeypatch.setattr("aiodlock.backends.zookeeper.own_watch._WATCH_AFTER", 0.0)
     async with (
         FrameProxy(server.port) as proxy,
         running(proxy.url, tick=TICK, ttl=TTL) as near,

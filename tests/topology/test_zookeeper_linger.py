@@ -122,7 +122,7 @@ async def test_recall_by_one_who_is_refused_is_heard_though_the_answer_that_tell
     server: ZooKeeperServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next tries write nothing: the node tells of the recall already."""
-    monkeypatch.setattr("aiodlock.backends.zookeeper.queues._WATCH_AFTER", 0.5)
+    monkeypatch.setattr("aiodlock.backends.zookeeper.own_watch._WATCH_AFTER", 0.5)
     async with (
         FrameProxy(server.port) as proxy,
         _client(proxy.url, prefix) as client,

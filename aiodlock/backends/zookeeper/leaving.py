@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from ..._errors import BackendError
 from ..._model import Left
@@ -14,26 +15,21 @@ from .node import QueueNode
 
 class Leaving:
     """The end of one request's node. ``deleted`` is called when a leave has deleted it: with the
-    transaction, if the request held when the leave was sent, else with 0.
+    transaction, if the request was granted before, else with 0.
 
-    Mutable state: ``sent`` (a leave was sent), ``_held`` (it held then), ``_discards`` (the lease ran out,
-    and the node must go), ``_broken`` (an operator has deleted the node).
+    Mutable state: ``sent`` (a leave was sent), ``_discards`` (the lease ran out, and the node must go),
+    ``_broken`` (an operator has deleted the node).
     """
 
     def __init__(self, node: QueueNode, deleted: Callable[[int], object]) -> None:
         self.sent: bool = False
         self._node = node
         self._deleted = deleted
-        self._held = False
         self._discards = False
         self._broken = False
 
     def __repr__(self) -> str:
         return f"<Leaving sent={self.sent} discards={self._discards} broken={self._broken}>"
-
-    def begin(self, *, held: bool) -> None:
-        """A leave is about to be sent."""
-        self._held = self._held or held
 
     async def delete(self, *, granted: bool) -> Left:
         """Delete the node."""
@@ -43,7 +39,7 @@ class Leaving:
         repeated, self.sent = self.sent, True
         try:
             if node.path is not None:
-                await node.delete(node.path, self._on_deleted)
+                await node.delete(node.path, partial(self._on_deleted, granted))
             elif node.astray:
                 node.forget_receipt()
         except jute.ZooKeeperError as refused:
@@ -52,9 +48,9 @@ class Leaving:
             return await self._why(repeated)
         return Left("released" if granted else "withdrawn")
 
-    def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
+    def _on_deleted(self, granted: bool, answer: asyncio.Future[Answer[list[object]]]) -> None:
         if answer.exception() is None:
-            self._deleted(answer.result().zxid if self._held else 0)
+            self._deleted(answer.result().zxid if granted else 0)
 
     # -- what has gone by itself ---------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from .session import Session
 class Observer:
     """One of them. A member of the session: connections come and go.
 
-    Mutable state: ``_stopped``, ``_unwatch`` (ends the watch that is set).
+    Mutable state: ``_stopped``, ``_reading`` (the last one, which has set a watch).
     """
 
     def __init__(self, session: Session, path: str, changed: Callable[[], object]) -> None:
@@ -22,34 +22,29 @@ class Observer:
         self._path = path
         self._changed = changed
         self._stopped = False
-        self._unwatch: Callable[[], None] | None = None
+        self._reading: object = None
         session.members.add(self)
         self._arm()
 
     def stop(self) -> None:
         self._stopped = True
         self._session.members.discard(self)
-        self._forget_watch()
+        self._session.watches.forget(self._path, self._fire)
 
     def _arm(self) -> None:
         session = self._session
         if self._stopped or not session.is_up:
             return
-        self._forget_watch()
-        unwatch = self._unwatch = session.watches.children(self._path, self._fire)
+        session.watches.forget(self._path, self._fire)
+        reading = self._reading = session.watches.children(self._path, self._fire)
+        reading.add_done_callback(self._on_read)
 
-        def on_answer(answer: asyncio.Future[Answer[tuple[list[str], jute.Stat]]]) -> None:
-            if isinstance(answer.exception(), jute.ZooKeeperError) and self._unwatch is unwatch:
-                self._forget_watch()  # there is no queue yet
-                if session.is_up:
-                    self._unwatch = session.watches.creation(self._path, self._fire)
-
-        session.submit(jute.get_children(self._path, watch=True)).add_done_callback(on_answer)
-
-    def _forget_watch(self) -> None:
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
+    def _on_read(self, reading: asyncio.Future[Answer[tuple[list[str], jute.Stat]]]) -> None:
+        if isinstance(reading.exception(), jute.ZooKeeperError) and self._reading is reading:
+            session = self._session
+            session.watches.forget(self._path, self._fire)  # there is no queue yet
+            if session.is_up and not self._stopped:
+                session.watches.creation(self._path, self._fire)
 
     def _fire(self) -> None:
         if not self._stopped:

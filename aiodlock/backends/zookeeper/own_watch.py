@@ -9,7 +9,9 @@ from ..._errors import BackendUnavailable
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .queues import Queues
+
+#: A request's node is watched after this time, so that short leases and waits are spared the message.
+_WATCH_AFTER = 0.05
 
 
 class OwnWatch:
@@ -21,13 +23,8 @@ class OwnWatch:
     """
 
     def __init__(
-        self,
-        queues: Queues,
-        node: QueueNode,
-        gone: Callable[[], object],
-        written: Callable[[], object],
+        self, node: QueueNode, gone: Callable[[], object], written: Callable[[], object]
     ) -> None:
-        self._queues = queues
         self._node = node
         self._gone = gone
         self._written = written
@@ -35,14 +32,14 @@ class OwnWatch:
         self._path: str | None = None
 
     def begin(self) -> None:
-        """Watch it from now on; a moment later, so that short leases and waits are spared the message."""
+        """Watch it from a moment later on."""
         self._wanted = True
         self.renew()
 
     def renew(self) -> None:
         """There is a connection again, or it is known only now which node is to be watched."""
         if self._wanted:
-            self._queues.soon(self._watch)
+            asyncio.get_running_loop().call_later(_WATCH_AFTER, self._watch)
 
     def end(self) -> None:
         """Hear of it no more."""

@@ -1,8 +1,8 @@
 """One request's place: what the core asks of it, and what its session tells.
 
 ``node`` is what it has in the store, ``own_watch`` whether that is there still, ``seat`` how it goes over
-to its owner's; ``entering`` is how the request gets it, ``waiting`` how it comes to hold, ``holding`` how
-it holds, and ``leaving`` how its node is deleted.
+to its owner's; ``entering`` is how the request gets it, ``waiting`` how it comes to hold, ``successors``
+what it owes to those behind it, and ``leaving`` how its node is deleted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
 from ..._model import End, Gone, Granted, Left, Refused, Terms, Waiting
 from ..base import Listener, Unanswered
+from ..hold_end import HoldEnd
 from ..stage import ASKING, HELD, NEW, OVER, WAITING, Stage
 from . import jute
 from .entering import Entering, check_ttl
-from .holding import Holding
 from .leaving import Leaving
 from .node import QueueNode
 from .own_watch import OwnWatch
@@ -26,6 +26,7 @@ from .queue import Holds
 from .queues import Queues
 from .seat import Seat
 from .session import Session
+from .successors import Successors
 from .waiting import Waiter
 
 #: How long an acquire waits for a connection before it says that there is none.
@@ -60,9 +61,10 @@ class ZooKeeperPlace:
         self._node = node
         self._stage: Stage = NEW
         self._seat = Seat(queues, node)
-        self._holding = Holding(node, listener.recalled)
+        self._end = HoldEnd()
+        self._successors = Successors(node, listener.recalled)
         self._entering = Entering(queues, node, self._seat)
-        self._own_watch = OwnWatch(queues, node, self._on_node_gone, self._holding.on_written)
+        self._own_watch = OwnWatch(node, self._on_node_gone, self._successors.on_wanted)
         self._waiter = Waiter(
             queues,
             node,
@@ -82,7 +84,7 @@ class ZooKeeperPlace:
     @property
     def deadline(self) -> float:
         """Until when the session certainly lives, and the lease is not at its own end."""
-        return self._holding.limits.before(self._alive_until)
+        return self._end.before(self._alive_until)
 
     @property
     def _alive_until(self) -> float:
@@ -91,7 +93,7 @@ class ZooKeeperPlace:
     @property
     def capped(self) -> bool:
         """Whether the deadline is that near because of ``max_hold``."""
-        return self._holding.limits.is_capped(self._terms, self._terms.ttl, self._alive_until)
+        return self._end.is_capped(self._terms, self._terms.ttl, self._alive_until)
 
     @property
     def silent(self) -> bool:
@@ -164,7 +166,9 @@ class ZooKeeperPlace:
             self._own_watch.begin()
         self._waiter.end()
         self._stage, self.token = HELD, self._node.created
-        self._holding.begin(self._terms, followed=followed)
+        self._end.extended(self._terms, self._terms.ttl)
+        self._end.begin(self._terms)
+        self._successors.begin(self._terms, followed=followed)
 
     def _on_node_gone(self) -> None:
         self._queues.start(self._find_out())
@@ -183,7 +187,7 @@ class ZooKeeperPlace:
     def reuse(self, terms: Terms) -> None:
         """A new body has the lease that lingered, with a ``max_hold`` of its own."""
         self._terms = terms
-        self._holding.limits.begin(terms)
+        self._end.begin(terms)
 
     async def begin(self) -> None:
         """Nothing has to be told: no name stays closed after its body."""
@@ -205,7 +209,7 @@ class ZooKeeperPlace:
             self._lose("expired")
         else:
             length = self._terms.ttl if ttl is None else ttl
-            self._holding.limits.extended(self._terms, length)
+            self._end.extended(self._terms, length)
 
     def run_out(self) -> None:
         """The lease counts as lost: the node goes when the lease ends, whether the body has ended or not.
@@ -222,7 +226,7 @@ class ZooKeeperPlace:
     def on_up(self) -> None:
         self._leaving.on_up()
         self._own_watch.renew()
-        self._holding.on_up()
+        self._successors.look()
         self._waiter.look()
 
     def on_down(self, error: BackendUnavailable, silent: float) -> None:
@@ -255,7 +259,6 @@ class ZooKeeperPlace:
 
     async def _leave(self) -> Left:
         granted = self.token != 0
-        self._leaving.begin(held=self._stage is HELD)
         found = self._left_already()
         if found is not None:
             return found
@@ -285,7 +288,6 @@ class ZooKeeperPlace:
         session = None if node.lifetime is None else node.session
         if session is not None and not session.is_up:
             return False
-        self._leaving.begin(held=self._stage is HELD)
         self._stop()
         return queues.leaves.send(
             node.directory, lambda: self.leave(end), done, queues.start, on=session
@@ -296,7 +298,7 @@ class ZooKeeperPlace:
         self._stage = OVER
         self._waiter.end()
         self._own_watch.end()
-        self._holding.end()
+        self._successors.end()
 
     def abandon(self) -> None:
         self._stop()

@@ -20,8 +20,6 @@ from .session import Session
 from .stands import Stands
 
 _logger = logging.getLogger("aiodlock")
-#: A request's node is watched after this time, so that short leases and waits are spared the message.
-_WATCH_AFTER = 0.05
 #: Of how many queues is it remembered that they exist.
 _MOST_KNOWN = 10_000
 #: After so many questions without an answer servers are taken for some that do not know the question.
@@ -34,9 +32,8 @@ class Queues:
     Mutable state: ``live`` (the requests whose places have, or may have, a node), ``stands`` (this client's
     own nodes), ``leaves`` (those on their way, and on which session, by queue), ``was_let_in`` (a node was
     made: refusals are outages from then on), ``_known`` (queues whose nodes were there), ``_reading``
-    (queues that are read at the end of this turn of the loop, and who waits for that), ``_soon`` (what is
-    called after a moment), ``_unanswered`` (how often in a row a connection was lost by the question which
-    nodes a session has).
+    (queues that are read at the end of this turn of the loop, and who waits for that), ``_unanswered`` (how
+    often in a row a connection was lost by the question which nodes a session has).
     """
 
     def __init__(
@@ -64,22 +61,10 @@ class Queues:
         self.live: set[str] = set()
         self.leaves: Leaves = Leaves()
         self._known: set[str] = set()
-        self._soon: list[Callable[[], object]] = []
 
     def directory(self, kind: str, name: str) -> str:
         """Return the path of a name's queue."""
         return f"{self.root}/{kind}s/{_encoded(name)}"
-
-    def soon(self, call: Callable[[], object]) -> None:
-        """Call this after a moment, together with others."""
-        if not self._soon:
-            asyncio.get_running_loop().call_later(_WATCH_AFTER, self._call_all)
-        self._soon.append(call)
-
-    def _call_all(self) -> None:
-        calls, self._soon = self._soon, []
-        for call in calls:
-            call()
 
     # -- which there are -----------------------------------------------------------------------------
 

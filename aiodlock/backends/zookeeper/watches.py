@@ -45,17 +45,17 @@ class Watches:
         answer.add_done_callback(on_answer)
         return answer
 
-    def children(self, path: str, changed: Callable[[], object]) -> Callable[[], None]:
-        """Have ``changed`` called once when a child comes or goes, or the node itself goes.
-
-        The caller lists the children with ``watch``, and calls what this returns to end it.
-        """
+    def children(
+        self, path: str, changed: Callable[[], object]
+    ) -> asyncio.Future[Answer[tuple[list[str], jute.Stat]]]:
+        """List a node's children, and have ``changed`` called once when one comes or goes, or the node
+        itself goes."""
+        answer = self._submit(jute.get_children(path, watch=True))
         self._children.setdefault(path, []).append(changed)
-        return lambda: _remove(self._children, path, changed)
+        return answer
 
-    def creation(self, path: str, changed: Callable[[], object]) -> Callable[[], None]:
-        """Have ``changed`` called once when a node is made, or if it is there already; return what ends
-        that."""
+    def creation(self, path: str, changed: Callable[[], object]) -> None:
+        """Have ``changed`` called once when a node is made, or if it is there already."""
 
         def on_answer(answer: asyncio.Future[Answer[jute.Stat]]) -> None:
             if answer.exception() is None:
@@ -65,11 +65,11 @@ class Watches:
         answer = self._submit(jute.exists(path, watch=True))
         self._data.setdefault(path, []).append(changed)
         answer.add_done_callback(on_answer)
-        return lambda: self.forget(path, changed)
 
     def forget(self, path: str, changed: Callable[[], object]) -> None:
         """Do not call this about a node any more. (The server still tells, once, and nobody listens.)"""
         _remove(self._data, path, changed)
+        _remove(self._children, path, changed)
 
     def clear(self) -> None:
         """The session is over, and what it watched nodes for.
