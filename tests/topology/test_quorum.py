@@ -784,3 +784,24 @@ async def test_client_is_closed_soon_though_its_nodes_have_been_silent_for_long(
                 voter.patience.ran_out()
         async with bounded(15.0):
             await client.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("silent", [0, 1, 2])
+async def test_holder_is_seen_and_broken_while_any_node_is_silent(
+    nodes: list[EmbeddedServer], make_client: MakeClient, silent: int
+) -> None:
+    """Two nodes have confirmed it when it holds. The third one may hear of that as late as it extends."""
+    async with FaultProxy(nodes[silent].url) as proxy:
+        urls = [node.url for node in nodes]
+        holder = await make_client(urls, ttl=60.0)
+        urls[silent] = proxy.url
+        people = await make_client(urls)
+        lease = await holder.lock("name").acquire()
+        proxy.stall()
+        assert await people.lock("name").locked()
+        assert [one.token for one in (await people.inspect("name")).holders] == [lease.token]
+        assert await people.check_sequencer(lease.sequencer)
+        assert await people.break_lock("name", tokens=[lease.token]) == 1
+        assert (await lease.wait_lost()).reason == "broken"
+        await proxy.heal()

@@ -19,8 +19,9 @@ from .voter import Voter
 
 _T = TypeVar("_T")
 
-#: When a majority has answered, the other nodes have so long (seconds).
-_GRACE = 1.0
+#: When a majority has answered, the other nodes have so long (seconds): three such questions in a row
+#: have to be answered before a call of an operator is given up.
+_GRACE = 0.3
 
 
 class Inspection:

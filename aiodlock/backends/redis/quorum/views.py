@@ -90,26 +90,32 @@ def _by_request(views: Sequence[NodeView]) -> dict[bytes, list[VoteView]]:
     return votes
 
 
-def ids_of(views: Sequence[NodeView], nodes: int, tokens: Tokens) -> list[bytes]:
-    """Return the ids of the requests that hold by a majority of all nodes with one of these tokens."""
-    found: list[bytes] = []
+def _holding(views: Sequence[NodeView], nodes: int) -> dict[bytes, tuple[int, list[VoteView]]]:
+    """Return the requests that hold by a majority of all nodes: their tokens, and the votes that say so.
+
+    Of nodes that did not answer, some may have confirmed a request, too, which the others vote for alone.
+    """
+    majority, silent = nodes // 2 + 1, nodes - len(views)
+    found: dict[bytes, tuple[int, list[VoteView]]] = {}
     for id, cast in _by_request(views).items():
         token, confirmed = _confirmed(cast)
-        if token in tokens and len(confirmed) > nodes // 2:
-            found.append(id)
+        if len(confirmed) >= majority:
+            found[id] = token, confirmed
+        elif confirmed and len(cast) >= majority and len(confirmed) + silent >= majority:
+            found[id] = token, cast
     return found
+
+
+def ids_of(views: Sequence[NodeView], nodes: int, tokens: Tokens) -> list[bytes]:
+    """Return the ids of the requests that hold with one of these tokens."""
+    return [id for id, (token, _) in _holding(views, nodes).items() if token in tokens]
 
 
 def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
     """Return the holders by a majority of all nodes; all other requests wait, in order of the tickets."""
     majority = nodes // 2 + 1
     clock = max(view.clock for view in views)  # as tickets are made
-    holding = {
-        id: (token, confirmed)
-        for id, cast in _by_request(views).items()
-        for token, confirmed in (_confirmed(cast),)
-        if len(confirmed) >= majority
-    }
+    holding = _holding(views, nodes)
     holders: dict[tuple[bytes, bytes], HolderInfo] = {}
     for token, confirmed in holding.values():
         who = confirmed[0].owner, confirmed[0].mode
