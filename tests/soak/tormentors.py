@@ -104,7 +104,7 @@ class RedisTormentor(Tormentor):
         for server in self.servers:
             async with _own_client(server) as client:
                 keys = [str(key) async for key in client.scan_iter(count=1000)]
-                passing = (":token", ":quorum", ":members")
+                passing = (":token", ":quorum", ":lengths", ":members")
                 found += [
                     key for key in keys if not key.endswith(passing) and ":marker:" not in key
                 ]
