@@ -992,6 +992,17 @@ async def test_vote_by_owner_stays_one_when_its_client_asks_again(node: Node) ->
     assert (await node.vote("b", ticket=2, owner="uann", token=token + 1))[3] == "a"
 
 
+async def test_vote_by_owner_stays_one_while_its_owner_holds_and_nobody_waits(node: Node) -> None:
+    """Then the scripts look at it alone: they must not take its owner's hold for over."""
+    token = await node.hold("a", owner="uann")
+    asked = {"ticket": 2, "owner": "uann", "delay": 100_000}
+    await node.vote("b", **asked)
+    late = await node.vote("b", "fence", token=token - 1, **asked)
+    assert late[1:4:2] == [str(token), "a"]
+    assert await node.unvote("b", "lost") == ["gone", "expired"]
+    assert await node.stages() == {"a": "c", "b": "a"}, "its lock-delay is kept"
+
+
 async def test_vote_by_owner_rests_on_no_other_vote_by_owner(node: Node) -> None:
     await node.hold("a", owner="uann")
     await node.vote("b", ticket=2, owner="uann")

@@ -162,7 +162,8 @@ class Name:
             self._keep_until(held.closed_until)
             return self._answer(id, [held], None, None)
 
-        votes, dead = self._load(id if what == "fence" and not waiters.fields else None)
+        alone = what == "fence" and not waiters.fields
+        votes, dead = self._load(id if alone else None)
         vote = _find(votes, id)
         overdue = vote is not None and not vote.live
         if id in dead:
@@ -213,7 +214,7 @@ class Name:
         if what in ("ask", "wait") and ahead > 0:
             self._remember(ticket)
         head_before = self._head()
-        oldest = self._vote_for_oldest(votes, id)
+        oldest = None if alone else self._vote_for_oldest(votes, id)
         self._bury(dead)
         if what == "try" and _find(votes, id) is None:
             self._withdraw(id)
@@ -232,7 +233,8 @@ class Name:
             self.markers[id] = self._now + marker
         head_before = self._head()
         gives_back = what in ("yield", "rest")
-        votes, dead = self._load(None if gives_back or self.waiters.fields else id)
+        alone = not gives_back and not self.waiters.fields
+        votes, dead = self._load(id if alone else None)
         vote = _find(votes, id)
         if gives_back:
             oldest = self._find_oldest()
@@ -263,7 +265,7 @@ class Name:
             result = ["released"]
         elif vote is not None:
             result = ["gone", "expired"]
-        oldest = self._vote_for_oldest(votes, None, token)
+        oldest = None if alone else self._vote_for_oldest(votes, None, token)
         self._bury(dead)
         if oldest is not None and oldest.id != head_before:
             self._inquire(votes, oldest)

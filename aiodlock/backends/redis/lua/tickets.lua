@@ -44,9 +44,9 @@ local function encode_vote(vote)
   }, ' ') .. vote.words
 end
 
--- Those that block, and the ids of the others; `only` of this request, if it is named.
+-- Those that block, and the ids of the others; `only` of this request, if it is named: that does not tell what its owner holds.
 local function load_votes(state, only)
-  local votes, dead = {}, {}
+  local votes, dead = {alone = only}, {}
   local fields = only and {only, redis.call('HGET', state, only) or nil} or redis.call('HGETALL', state)
   for i = 1, #fields - 1, 2 do
     local vote = decode_vote(fields[i], fields[i + 1])
@@ -140,7 +140,7 @@ end
 -- A vote that was given because its owner holds is one like others when that hold is over here: elsewhere it may have
 -- been over before, and then somebody else has the votes. Under a token of its own it can be asked back.
 local function open_again(keys, options, votes)
-  for _, vote in ipairs(votes) do
+  for _, vote in ipairs(votes.alone and {} or votes) do
     if vote.stage == 'a' and vote.live and not confirmed_hold(vote.owner, votes) then
       vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
       vote.closed_until = closed_until(vote)
