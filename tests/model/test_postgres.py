@@ -329,27 +329,33 @@ def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Databas
 
 
 def test_names_are_those_that_are_held_or_waited_for(database: Database) -> None:
-    one, many, free, other = (
-        VirtualTurns(database, kind, ("general",)) for kind in ("lock", "lock", "lock", "once")
+    one, many, free, other, done = (
+        VirtualTurns(database, kind, ("general",))
+        for kind in ("lock", "lock", "lock", "once", "once")
     )
-    for turns, modes in ((one, "x"), (many, "ss"), (free, "x"), (other, "x")):
+    for turns, modes in ((one, "x"), (many, "ss"), (free, "x"), (other, "x"), (done, "x")):
         turns.time = MINUTE
         for number, mode in enumerate(modes):
             run(turns.acquire(f"{turns.key} {number}", mode))
     run(free.leave(f"{free.key} 0"))
     run(many.acquire(f"{many.key} waiter", "x"))
-    for most in (1, 2, 100):
+    run(done.leave(f"{done.key} 0", recorded=("result", MINUTE)))
+
+    def listed(kind: str, most: int) -> list[str]:
         found: list[str] = []
-        after = "aiodlock:l:"
+        after = f"aiodlock:{kind}:"
         while True:
-            call = f"select * from aiodlock.names('{after}', 'aiodlock:l;', {most})"
+            call = f"select * from aiodlock.names('{after}', 'aiodlock:{kind};', {most})"
             rows = database.do(database.connection.fetch(call))
             assert len(rows) <= most
             if not rows:
-                break
+                return found
             found += [row["key"] for row in rows if row["used"]]
             after = rows[-1]["key"]
-        assert found == sorted({one.key, many.key})
+
+    for most in (1, 2, 100):
+        assert listed("l", most) == sorted({one.key, many.key})
+        assert listed("o", most) == sorted({other.key, done.key})
 
 
 def test_change_is_announced_to_those_that_listen_to_the_name(database: Database) -> None:

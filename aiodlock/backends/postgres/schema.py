@@ -8,7 +8,7 @@ from typing import Literal
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 18
+VERSION = 19
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
@@ -21,7 +21,7 @@ select case
   else '' end
 """
 #: After these versions only the functions have changed.
-_FUNCTIONS_ALONE = (*range(3, 9), *range(13, 18))
+_FUNCTIONS_ALONE = (*range(3, 9), *range(13, 19))
 #: What the tables need to become those of the next version, by the version that they have.
 UPGRADES = dict.fromkeys(_FUNCTIONS_ALONE, "") | {
     2: """

@@ -1644,7 +1644,8 @@ begin
       (select w.key, true from aiodlock.waiter w where w.key > after and w.key < until order by w.key limit most)
       union all
       (select r.key, true from aiodlock.record r where r.key > after and r.key < until order by r.key limit most)
-      order by key, used desc limit most  -- of the last key, what uses it stands before the rest is cut off
+      -- Of the last key, what uses it stands before the rest is cut off. It is null where `lone` is.
+      order by key, used desc nulls last limit most
     ) f group by f.key order by f.key;
 end $$;
 
