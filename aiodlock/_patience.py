@@ -1,7 +1,7 @@
 """How long an answer may take: learned from the answers, by one rule for every store.
 
 The estimate is TCP's for its retransmission timer (RFC 6298): a smoothed round trip plus four times its
-smoothed deviation. It differs in three points:
+smoothed deviation. It differs in four points:
 
 - Every request has an id, and repeating it is harmless. So an answer that comes late is matched with the
   sending that it answers, and is a sample like any other (RFC 6298 must ignore it, by Karn's rule). Without
