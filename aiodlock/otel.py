@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import WeakSet
 
 try:
     from opentelemetry import metrics, trace
@@ -29,7 +30,7 @@ except ImportError as _missing:
         "aiodlock.otel needs OpenTelemetry's API: pip install 'aiodlock[otel]'"
     ) from _missing
 
-from ._client import Client, core_of
+from ._client import Client
 from ._errors import LockError, LossReason
 from ._hooks import Hooks
 from ._model import RequestInfo
@@ -38,6 +39,8 @@ __all__ = ["instrument"]
 
 _logger = logging.getLogger("aiodlock")
 _NAME = "aiodlock"
+#: Clients of ``aiodlock.sync`` too.
+_instrumented: WeakSet[Client] = WeakSet()
 #: From a round trip to the length of a job; the defaults are made for milliseconds.
 _SECONDS = (0.0005, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0)
 
@@ -68,7 +71,7 @@ def instrument(
     """
     if label is not None and not callable(label):
         raise TypeError(f"label must be a function that gets a lock's name, not {label!r}")
-    if any(isinstance(one, _Reporter) for one in core_of(client).hooks):
+    if client in _instrumented:
         # As OpenTelemetry's own instrumentations do: all would be counted twice.
         _logger.warning("%r is instrumented already: this call does nothing", client)
         return
@@ -79,6 +82,7 @@ def instrument(
             label,
         )
     )
+    _instrumented.add(client)
 
 
 class _Open(NamedTuple):

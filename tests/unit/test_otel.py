@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import aiodlock
+import aiodlock.sync
 from aiodlock import otel, testing
 
 from ..scenes import BRIEF, bounded
@@ -271,6 +272,21 @@ async def test_label_that_raises_leaves_no_gauge_behind(
 def test_label_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="label must be a function"):
         otel.instrument(aiodlock.Client("memory://"), label="order")  # type: ignore[arg-type]
+
+
+def test_client_for_threads_is_instrumented_as_others(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with aiodlock.sync.Client("memory://") as client:
+        for _ in range(2):
+            otel.instrument(
+                client,  # type: ignore[arg-type]
+                meter_provider=telemetry.meters,
+                tracer_provider=telemetry.tracers,
+            )
+        with client.lock("order:42"):
+            assert [point.value for point in telemetry.points()["aiodlock.held"]] == [1]
+    assert sum("instrumented already" in record.message for record in caplog.records) == 1
 
 
 async def test_client_that_is_instrumented_twice_counts_once(
