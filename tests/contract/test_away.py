@@ -335,15 +335,25 @@ async def test_extend_by_hand_retries_until_the_store_is_back(
         assert lease.remaining() > 4
 
 
-async def test_outage_is_logged_once_per_connection(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_outage_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="aiodlock"), pytest.raises(TimeoutError):
         async with asyncio.timeout(2), Client(f"unix://{tmp_path}/none"):
             pass
     attempts = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
     assert len(attempts) > 4
-    assert sum(record.levelno == logging.WARNING for record in attempts) == 2
+    assert sum(record.levelno == logging.WARNING for record in attempts) == 1
+
+
+async def test_end_of_a_server_is_logged_once_by_an_idle_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both connections are lost, that of the calls and that of the notices."""
+    with EmbeddedServer() as server, caplog.at_level(logging.DEBUG, logger="aiodlock"):
+        async with Client(server.url):
+            server.kill()
+            await until(lambda: caplog.text.count("no connection") > 4)
+    told = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
+    assert sum(record.levelno >= logging.WARNING for record in told) == 1
 
 
 @pytest.mark.stores("valkey9")

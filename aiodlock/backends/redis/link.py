@@ -100,7 +100,7 @@ class Link:
     async def _keep_up(self) -> None:
         attempts = self._attempts
         turns = turns_of(self._source.described)
-        refused_before = False
+        refused_before = told = False
         while True:
             try:
                 turn = await turns.take()
@@ -124,8 +124,11 @@ class Link:
                 raise BackendError(f"{described}{words}: {reason}") from reason
             # Once per outage, and again when it turns out to be a refusal. Calls meanwhile raise errors.
             pause = attempts.failed()
-            news = attempts.failures == 1 or (refused and not refused_before)
-            refused_before = refused
+            told = told and attempts.failures > 1
+            news = not told or (refused and not refused_before)
+            if self.lead is not None and self.lead.wire is None:
+                news = False  # the outage is told there
+            told, refused_before = told or news, refused
             level = logging.WARNING if news else logging.DEBUG
             _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
             await self._pause(pause)
