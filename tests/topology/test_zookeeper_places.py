@@ -198,6 +198,39 @@ async def test_waiter_that_moves_into_its_owners_seat_does_not_miss_the_node_it_
         await second.leave()
 
 
+async def test_waiter_that_is_first_while_its_node_moves_hears_of_a_break_when_it_holds(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seat's holder leaves during the move, and the waiter looks after what it waits for then."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as one,
+        running(server.url, tick=TICK, ttl=TTL) as other,
+    ):
+        blocker = asker(one, name=name)
+        await blocker.acquire()
+        first, second = asker(one, "ujob", name=name), asker(other, "ujob", name=name)
+        await first.queue()
+        await second.queue()
+        await until(lambda: second.place._own_watch._path)
+        join = QueueNode.join
+
+        async def later(node: QueueNode, seat: Entry) -> None:
+            monkeypatch.setattr(QueueNode, "join", join)
+            await first.leave()
+            second.place.look_after()
+            await asyncio.sleep(0)
+            await node.session.ask(jute.sync("/"))  # what was read is known
+            await join(node, seat)
+
+        monkeypatch.setattr(QueueNode, "join", later)
+        await blocker.leave()
+        await until(lambda: second.heard.told == ["granted"])
+        await until(lambda: second.place._own_watch._path)
+        assert await one.break_lock(name) == 1
+        await until(lambda: second.heard.told == ["granted", "broken"])
+        await second.leave()
+
+
 @pytest.mark.parametrize("broken", [False, True])
 async def test_acquire_that_is_cancelled_while_its_node_moves_leaves_no_receipt(
     server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch, broken: bool

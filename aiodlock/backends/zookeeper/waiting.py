@@ -91,18 +91,23 @@ class Waiter:
     # -- looking -------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read the queue, as what blocked the request may have gone. Without a connection it looks when
-        there is one again."""
+        """Read the queue, as what blocked the request may have gone. Without a connection, or while its
+        node moves, it looks afterwards."""
         session = self._node.session
-        if self._waits and not self._looking and session.is_up:
+        if self._looks and not self._looking and session.is_up:
             self._looking = True
             reading = self._queues.read_queue(session, self._node.directory)
             reading.add_done_callback(self._on_looked)
 
+    @property
+    def _looks(self) -> bool:
+        """Whether it waits, and nothing is about to change where it stands."""
+        return self._waits and self._seat.moving is None
+
     def _on_looked(self, reading: asyncio.Future[Queue]) -> None:
         self._looking = False
         node, error = self._node, reading.exception()
-        if not self._waits:
+        if not self._looks:
             return
         if isinstance(error, jute.ZooKeeperError):
             self._lost("gone")  # the queue itself was deleted
@@ -124,13 +129,12 @@ class Waiter:
                 if node.session.is_up:  # else it looks again when there is a connection
                     self._blockers.wait_for(blocked)
             case Joins(seat):
-                if self._seat.moving is None:
-                    self._queues.start(self._change_over(seat))
+                self._queues.start(self._change_over(seat))
             case Barred():
                 pass  # it waits on: the owner came to hold by another request meanwhile
 
     async def _change_over(self, seat: Entry) -> None:
-        if not self._waits or self._seat.moving is not None or self._node.path is None:
+        if not self._looks or self._node.path is None:
             return
         self._stop()
         self._own_watch.end()
