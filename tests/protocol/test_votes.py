@@ -750,6 +750,15 @@ async def test_place_of_a_newcomer_lives_as_long_as_it(node: Node) -> None:
         assert await node.redis.pttl(key) > 90_000
 
 
+async def test_last_reader_to_leave_leaves_no_record_of_one_that_died(node: Node) -> None:
+    """It would be kept as long as the longest lease of any reader."""
+    await node.hold("dead", mode="s")
+    await node.hold("reader", mode="s", length=86_400_000)
+    await node.age("dead", by=200_000)
+    assert await node.unvote("reader") == ["released"]
+    assert await node.all_keys() == {"token"}
+
+
 async def test_overdue_holder_leaves_too_late_also_when_somebody_waits(node: Node) -> None:
     await node.hold("a", delay=50_000, length=10_000)
     await node.vote("b", ticket=2)
@@ -999,8 +1008,12 @@ async def test_vote_by_owner_stays_one_while_its_owner_holds_and_nobody_waits(no
     await node.vote("b", **asked)
     late = await node.vote("b", "fence", token=token - 1, **asked)
     assert late[1:4:2] == [str(token), "a"]
+    others = [f"b{number}" for number in range(8)]  # of a few votes, all are looked at
+    for id in others:
+        await node.vote(id, **asked)
     assert await node.unvote("b", "lost") == ["gone", "expired"]
-    assert await node.stages() == {"a": "c", "b": "a"}, "its lock-delay is kept"
+    by_owner = dict.fromkeys(["b", *others], "a")
+    assert await node.stages() == {"a": "c", **by_owner}, "its lock-delay is kept"
 
 
 async def test_vote_by_owner_rests_on_no_other_vote_by_owner(node: Node) -> None:

@@ -233,7 +233,7 @@ class Name:
             self.markers[id] = self._now + marker
         head_before = self._head()
         gives_back = what in ("yield", "rest")
-        alone = not gives_back and not self.waiters.fields
+        alone = not gives_back and not self.waiters.fields and len(self.state.fields) > 8
         votes, dead = self._load(id if alone else None)
         vote = _find(votes, id)
         if gives_back:

@@ -85,8 +85,10 @@ if ARGV[3] ~= '0' then
   redis.call('SET', marker, '1', 'PX', ARGV[3])
 end
 local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]
--- While nobody waits, a leave changes nothing for the others: there may be thousands of readers.
-local votes, dead = load_votes(keys.state, not is_queue and not gives_back and id)
+-- While nobody waits, a leave changes nothing for the others: there may be thousands of readers. The last few look at all,
+-- so that nothing is left of those that died.
+local alone = not is_queue and not gives_back and redis.call('HLEN', keys.state) > 8
+local votes, dead = load_votes(keys.state, alone and id)
 local vote, index = find(votes, id)
 
 if gives_back then
