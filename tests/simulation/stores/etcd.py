@@ -86,6 +86,7 @@ class EtcdScene(Scene):
         if random.Random(f"{self.seed} users").random() < 0.25:
             self.ensemble.password = "secret"
         self._alive: set[str] = set()
+        self._keys: set[bytes] = set()
         return Records(self.ensemble)
 
     @property
@@ -99,6 +100,9 @@ class EtcdScene(Scene):
     def _on_change(self, change: object, member: Member) -> None:
         """A change is carried out for the first time: which requests has it ended?"""
         keys = member.store.keys
+        if keys.keys() == self._keys:
+            return  # values have changed, or leases
+        self._keys = set(keys)
         for key in keys:
             if key.startswith(b"aiodlock/1/c/") and not key.endswith(b"/recall"):
                 self.checkers.excused.add(key.rpartition(b"/")[2].decode())  # broken
