@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from aiodlock.backends.zookeeper import queue
 from aiodlock.backends.zookeeper.queue import (
     Asked,
     Barred,
@@ -64,6 +65,28 @@ def test_semaphore_lets_its_limit_in_and_the_next_watches_them_all() -> None:
 def test_semaphore_with_another_limit_is_refused() -> None:
     nodes = ("2:a::0000000001", "3:b::0000000002")
     assert _where(nodes, "b") == Barred(2)
+
+
+def test_thousand_waiters_of_a_semaphore_do_not_look_at_a_million_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of a client look at the same reading, once per timeout of their session."""
+    entries = _queue(*(f"3:{i}::{i:010}" for i in range(1000)), f"4:odd::{1000:010}")
+    looks, is_decimal = 0, queue._is_decimal
+
+    def counted(text: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_decimal(text)
+
+    monkeypatch.setattr(queue, "_is_decimal", counted)
+    where = [standing(entries, entry) for entry in entries]
+    assert where[:3] == [Holds(True)] * 3
+    assert where[3] == Blocked(tuple(entry.node for entry in entries[:3]))
+    assert where[4] == Blocked((entries[3].node,), hears=True)
+    assert where[999] == Blocked((entries[998].node,), hears=True)
+    assert where[1000] == Barred(3)
+    assert looks < 20_000
 
 
 def test_owner_that_holds_joins_its_seat_past_every_waiter() -> None:

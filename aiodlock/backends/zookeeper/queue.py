@@ -58,6 +58,11 @@ class Queue(list[Entry]):
         """Where each request stands. Made once for all that look at the same reading."""
         return {entry.request: at for at, entry in enumerate(self)}
 
+    @cached_property
+    def odd(self) -> int:
+        """Where the first one stands, of a semaphore's, that has another limit than the head."""
+        return next((at for at, one in enumerate(self) if one.limit != self[0].limit), len(self))
+
 
 class Holds(NamedTuple):
     """The request holds. ``followed``: somebody waits behind it."""
@@ -201,11 +206,10 @@ def standing(
     followed = entries[-1].number != mine.number
     if not mine.limit and not mine.owner:
         return _standing_alone(entries, seat, mine, followed)
-    earlier = entries[:seat]
     if mine.limit:
-        return _standing_of_a_semaphore(earlier, mine, followed)
+        return _standing_of_a_semaphore(entries, seat, mine, followed)
     if mine.owner and not joined:
-        own = [entry for entry in holders(earlier) if _owner_of(entry) == mine.owner]
+        own = [entry for entry in holders(entries[:seat]) if _owner_of(entry) == mine.owner]
         # The move is made only if this node is there still: when the last exclusive one has gone, others
         # may hold beside the shared ones.
         fit = own if mine.mode == "s" else [entry for entry in own if entry.mode == "x"]
@@ -225,17 +229,18 @@ def _standing_alone(entries: Queue, seat: int, mine: Entry, followed: bool) -> H
 
 
 def _standing_of_a_semaphore(
-    earlier: list[Entry], mine: Entry, followed: bool
+    entries: Queue, seat: int, mine: Entry, followed: bool
 ) -> Holds | Blocked | Barred:
-    other = next((entry.limit for entry in earlier if entry.limit != mine.limit), None)
-    if other is not None:
-        return Barred(other)
-    if len(earlier) < mine.limit:
+    # Thousands may look at the same reading: each looks at a few of its entries.
+    odd = 0 if entries[0].limit != mine.limit else entries.odd
+    if odd < seat:
+        return Barred(entries[odd].limit)
+    if seat < mine.limit:
         return Holds(followed)
-    if len(earlier) == mine.limit:
-        return Blocked(tuple(entry.node for entry in earlier))
+    if seat == mine.limit:
+        return Blocked(tuple(entry.node for entry in entries[:seat]))
     # It is the turn of the one in front first, which tells when it has come (by writing its node).
-    return Blocked((earlier[-1].node,), hears=True)
+    return Blocked((entries[seat - 1].node,), hears=True)
 
 
 def _owner_of(entry: Entry) -> str:
