@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .queue import Blocked
+from .queue import Blocked, request_of
 from .queues import Queues
 from .stands import Behind, Stand
 
@@ -94,3 +95,24 @@ class Blockers:
         watched, self._watched = self._watched, []
         for path in watched:
             self._node.session.watches.forget(path, self._on_changed)
+
+    def look_after(self) -> None:
+        """Ask whether they are there still, and somebody's: a small message for each. The queue, which may
+        be long, is read when one is not."""
+        paths = list(self._watched)
+        if self._ahead is not None:
+            paths.append(f"{self._node.directory}/{self._ahead.node}")
+        for path in paths:
+            asked = self._node.session.submit(jute.exists(path))
+            asked.add_done_callback(partial(self._on_looked_after, path))
+        if not paths:
+            self._look()
+
+    def _on_looked_after(self, path: str, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
+        error = answer.exception()
+        if isinstance(error, jute.ZooKeeperError):
+            self._on_changed()
+        elif error is None:
+            own = answer.result().value.ephemeral_owner == self._node.session.id
+            if own and request_of(path) not in self._queues.live:
+                self._on_changed()  # who reads the queue deletes it

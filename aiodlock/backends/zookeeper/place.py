@@ -241,10 +241,7 @@ class ZooKeeperPlace:
         self._lose("expired")
 
     def look_after(self) -> None:
-        """All that ends a wait is told, by a watch or by this client's own places. What was told and not
-        heard must not block a name for as long as the client lives; nor a node of its own that no request
-        counts as its own, which who reads the queue deletes."""
-        self._waiter.look()
+        self._waiter.look_after()
 
     # -- leaving -------------------------------------------------------------------------------------
 

@@ -99,6 +99,13 @@ class Waiter:
             reading = self._queues.read_queue(session, self._node.directory)
             reading.add_done_callback(self._on_looked)
 
+    def look_after(self) -> None:
+        """All that ends a wait is told, by a watch or by this client's own places. What was told and not
+        heard must not block a name for as long as the client lives; nor a node of its own that no request
+        counts as its own."""
+        if self._looks and not self._looking and self._node.session.is_up:
+            self._blockers.look_after()
+
     @property
     def _looks(self) -> bool:
         """Whether it waits, and nothing is about to change where it stands."""
