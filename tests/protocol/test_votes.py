@@ -1004,7 +1004,7 @@ async def test_vote_by_owner_stays_one_when_its_client_asks_again(node: Node) ->
 async def test_vote_by_owner_stays_one_while_its_owner_holds_and_nobody_waits(node: Node) -> None:
     """Then the scripts look at it alone: they must not take its owner's hold for over."""
     token = await node.hold("a", owner="uann")
-    asked = {"ticket": 2, "owner": "uann", "delay": 100_000}
+    asked: dict[str, Any] = {"ticket": 2, "owner": "uann", "delay": 100_000}
     await node.vote("b", **asked)
     late = await node.vote("b", "fence", token=token - 1, **asked)
     assert late[1:4:2] == [str(token), "a"]
