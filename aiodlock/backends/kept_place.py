@@ -19,6 +19,15 @@ class KeptPlace(Kept):
 
     __slots__ = ("keeper",)
 
+    capped: bool
+    deadline: float
+    end: End
+    floor: int
+    granted_at: float
+    keeper: Keeper
+    leaves: int
+    terms: Terms
+
     def __init__(
         self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
     ) -> None:

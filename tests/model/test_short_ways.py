@@ -97,7 +97,10 @@ class NodeOfAQuorum(Pair):
     )
     general: ClassVar[Sources] = {
         **_with(scripts.VOTE, ("if what == 'ask' and redis.call(", "if false and redis.call(")),
-        **_with(scripts.UNVOTE, ("if what == 'ended' and ARGV[3] == '0' then", "if false then")),
+        **_with(
+            scripts.UNVOTE,
+            ("if is_queue and what == 'ended' and ARGV[3] == '0' then", "if false then"),
+        ),
     }
     telling: ClassVar[Sources] = {
         **_with(scripts.VOTE, _told("vote", "return {'waiting', ARGV[4], ")),

@@ -29,7 +29,7 @@ def collected() -> None:
 
 def test_promises_hold_for_threads() -> None:
     simulations: list[Any] = []
-    for seed in range(20):
+    for seed in range(20, 40):
         outcome = run_seed(seed, simulations.append, Threads)
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --threads --store memory --seed {seed}\n{outcome}"

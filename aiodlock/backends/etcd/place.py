@@ -16,7 +16,7 @@ from ..._model import End, Gone, Granted, Left, Refused, Terms, Waiting, first_r
 from ..._tasks import start_soon
 from ..base import Listener, Unanswered
 from ..hold_end import HoldEnd
-from ..stage import ASKING, HELD, NEW, OVER, WAITING
+from ..stage import ASKING, HELD, NEW, OVER, WAITING, Stage
 from .cluster import Cluster
 from .ending import Ending
 from .entering import Entering, Grant
@@ -40,6 +40,9 @@ class EtcdPlace(Request):
     ``_successors`` (of a holder that lingers), ``recalled`` (others want what it has), ``_answered`` (the
     core knows that it waits or holds).
     """
+
+    stage: Stage
+    token: int
 
     #: A lease that is shared does not end while the client lives.
     surely_over_at: float = math.inf

@@ -36,6 +36,7 @@ CHECKED_VOTING: dict[str, tuple[str, ...]] = {
     "ZADD": ("1", "f"),
     "ZRANGE": ("0", "0"),
     "ZREM": ("f",),
+    "HLEN": (),
 }
 #: How servers answer to a command that their configuration has taken away.
 _NO_SUCH_COMMAND = "err unknown command"

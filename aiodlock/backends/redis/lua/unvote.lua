@@ -37,7 +37,7 @@ local function hand_on()
   local oldest = redis.call('ZRANGE', keys.queue, '0', '1')
   local next_id, second_id = oldest[1], oldest[2]
   local left, mode, deadline, length, delay, owner, client, ticket, words =
-    alive(next_id and redis.call('HGET', keys.waiters, next_id))
+    alive(redis.call('HGET', keys.waiters, next_id))
   if mode ~= 'x' then
     return
   end
