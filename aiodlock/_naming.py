@@ -99,7 +99,9 @@ def name(template: str, /, **values: object) -> str:
     parsed = Template(template)
     known = [field.name.replace("-", "_") for field in parsed.fields]
     if len(set(known)) < len({field.text for field in parsed.fields}):
-        raise ValueError(f"{template!r}: two fields have one name, and could have two values")
+        raise ValueError(
+            f"{template!r}: two fields have one name, and could have two values: name them differently"
+        )
     for given in values:
         if given not in known:
             raise TypeError(f"{template!r} has no field {{{given}}}")

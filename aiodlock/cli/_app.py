@@ -65,7 +65,9 @@ def _check_told(context: typer.Context, url: str) -> str:
     """Refuse a variable that is set and empty: the default is another server on each host."""
     source = context.get_parameter_source("url")
     if source is not None and source.name == "DEFAULT" and "AIODLOCK_URL" in os.environ:
-        raise typer.BadParameter("AIODLOCK_URL is set, and empty: it names no store")
+        raise typer.BadParameter(
+            "AIODLOCK_URL is set, and empty: set it to the store's URL, or unset it"
+        )
     return url
 
 

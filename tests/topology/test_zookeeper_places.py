@@ -452,6 +452,31 @@ async def test_margin_that_no_session_leaves_is_a_lease_that_comes_too_late(
         await asked.leave()
 
 
+async def test_waiter_that_looks_after_what_blocks_it_does_not_read_the_queue(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """Each does so once per timeout: a thousand waiters would read a thousand entries each."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as far,
+    ):
+        holder, waiter = asker(near, name=name, ttl=TTL), asker(far, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        (session,) = far._sessions.values()
+        await session.ask(jute.sync("/"))  # its watch is set
+        before = len(proxy.opcodes)
+        for member in list(session.members._all):
+            member.look_after()
+        await session.ask(jute.sync("/"))
+        assert jute.EXISTS in proxy.opcodes[before:]
+        assert jute.GET_CHILDREN2 not in proxy.opcodes[before:]
+        await holder.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+
+
 async def test_checking_a_sequencer_asks_for_those_who_hold_and_for_no_waiter(
     server: ZooKeeperServer, name: str
 ) -> None:
